@@ -1,0 +1,3 @@
+module qtool
+
+go 1.26
