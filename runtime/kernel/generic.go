@@ -1,0 +1,192 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"math"
+
+	"qtool/formats/half"
+	"qtool/formats/packed"
+)
+
+func quantizeGeneric(q []int8, scale, sum, x []float32) {
+	for b := range scale {
+		in := x[b*packed.Block : min((b+1)*packed.Block, len(x))]
+		out := q[b*packed.Block : (b+1)*packed.Block]
+		var most float32
+		for _, v := range in {
+			most = max(most, abs(v))
+		}
+		scale[b] = most / 127
+		var inverse float32
+		if most > 0 {
+			inverse = 127 / most
+		}
+		if math.IsInf(float64(inverse), 0) { // a block of subnormal numbers: nothing worth keeping
+			inverse, scale[b] = 0, 0
+		}
+		total := int32(0)
+		for i, v := range in {
+			c := roundEven(v * inverse)
+			total += c
+			out[i] = int8(c)
+		}
+		clear(out[len(in):])
+		sum[b] = float32(total)
+	}
+}
+
+func abs(f float32) float32 { return math.Float32frombits(math.Float32bits(f) &^ (1 << 31)) }
+
+// roundEven rounds a number of magnitude below 2^22 to the nearest integer, ties to even: adding
+// 1.5·2^23 leaves no bits for a fraction.
+func roundEven(f float32) int32 {
+	const magic = 3 << 22
+	return int32(math.Float32bits(f+magic)) - int32(math.Float32bits(magic))
+}
+
+// panel4Generic defines the product of a 4-bit panel: in each block the integers Σ code·q are
+// exact, the zero point is taken off exactly too, and the block is scaled.
+func panel4Generic(p panelArgs) {
+	panelGeneric(p, 4*packed.Block, func(block []byte, q []int8, dots *[packed.Panel]int32) {
+		for v := range 4 {
+			low, high := q[4*v:4*v+4], q[16+4*v:16+4*v+4]
+			for r := range dots {
+				w := block[32*v+4*r : 32*v+4*r+4]
+				for j, c := range w {
+					dots[r] += int32(c&15)*int32(low[j]) + int32(c>>4)*int32(high[j])
+				}
+			}
+		}
+	})
+}
+
+// panel8Generic is panel4Generic for 8-bit codes.
+func panel8Generic(p panelArgs) {
+	panelGeneric(p, 8*packed.Block, func(block []byte, q []int8, dots *[packed.Panel]int32) {
+		for v := range 8 {
+			x := q[4*v : 4*v+4]
+			for r := range dots {
+				w := block[32*v+4*r : 32*v+4*r+4]
+				for j, c := range w {
+					dots[r] += int32(int8(c)) * int32(x[j])
+				}
+			}
+		}
+	})
+}
+
+// panelGeneric walks a panel; dot adds a block's integer products to dots.
+func panelGeneric(p panelArgs, blockBytes int, dot func(block []byte, q []int8, dots *[packed.Panel]int32)) {
+	blocks := (p.cols + packed.Block - 1) / packed.Block
+	head := 2 * packed.Panel
+	if p.scheme.Asym {
+		head = 3 * packed.Panel
+	}
+	for t := range p.tokens {
+		q := p.q[t*blocks*packed.Block:]
+		scale, sum := p.scale[t*blocks:], p.sum[t*blocks:]
+		var acc [packed.Panel]float32
+		data := p.data
+		for b := 0; b < blocks; {
+			var s, zero [packed.Panel]float32
+			for r := range s {
+				s[r] = half.F16ToF32(binary.LittleEndian.Uint16(data[2*r:]))
+				var stored uint8
+				if p.scheme.Asym {
+					stored = data[2*packed.Panel+r]
+				}
+				zero[r] = p.scheme.Zero(stored)
+			}
+			data = data[head:]
+			for end := min(b+p.scheme.Group/packed.Block, blocks); b < end; b++ {
+				var dots [packed.Panel]int32
+				dot(data[:blockBytes], q[b*packed.Block:(b+1)*packed.Block], &dots)
+				data = data[blockBytes:]
+				for r := range acc {
+					// Both terms and their difference are integers (or sixteenths) far below
+					// 2^24: nothing is rounded until the scales come in.
+					exact := float32(dots[r]) - float32(zero[r]*sum[b])
+					acc[r] += float32(s[r]*scale[b]) * exact
+				}
+			}
+		}
+		copy(p.out[t*p.stride:], acc[:])
+	}
+}
+
+// denseGeneric keeps eight partial sums a product, as a vector of eight lanes does.
+func denseGeneric(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int) {
+	for r := range rows {
+		row := w[r*cols : (r+1)*cols]
+		t := 0
+		for ; t+2 <= tokens; t += 2 {
+			out[t*stride+r], out[(t+1)*stride+r] = dot2(row, x[t*cols:(t+1)*cols], x[(t+1)*cols:(t+2)*cols])
+		}
+		if t < tokens {
+			out[t*stride+r] = dotGeneric(row, x[t*cols:(t+1)*cols])
+		}
+	}
+}
+
+func dotGeneric(x, y []float32) float32 {
+	y = y[:len(x)]
+	var a0, a1, a2, a3, a4, a5, a6, a7 float32
+	for len(x) >= 8 {
+		u, v := (*[8]float32)(x), (*[8]float32)(y)
+		a0 += u[0] * v[0]
+		a1 += u[1] * v[1]
+		a2 += u[2] * v[2]
+		a3 += u[3] * v[3]
+		a4 += u[4] * v[4]
+		a5 += u[5] * v[5]
+		a6 += u[6] * v[6]
+		a7 += u[7] * v[7]
+		x, y = x[8:], y[8:]
+	}
+	sum := ((a0 + a4) + (a2 + a6)) + ((a1 + a5) + (a3 + a7))
+	for i, v := range x {
+		sum += v * y[i]
+	}
+	return sum
+}
+
+// dot2 is dotGeneric of one vector with two, in the same order.
+func dot2(w, x, y []float32) (float32, float32) {
+	x, y = x[:len(w)], y[:len(w)]
+	var a0, a1, a2, a3, a4, a5, a6, a7 float32
+	var b0, b1, b2, b3, b4, b5, b6, b7 float32
+	for len(w) >= 8 {
+		c, u, v := (*[8]float32)(w), (*[8]float32)(x), (*[8]float32)(y)
+		a0 += c[0] * u[0]
+		b0 += c[0] * v[0]
+		a1 += c[1] * u[1]
+		b1 += c[1] * v[1]
+		a2 += c[2] * u[2]
+		b2 += c[2] * v[2]
+		a3 += c[3] * u[3]
+		b3 += c[3] * v[3]
+		a4 += c[4] * u[4]
+		b4 += c[4] * v[4]
+		a5 += c[5] * u[5]
+		b5 += c[5] * v[5]
+		a6 += c[6] * u[6]
+		b6 += c[6] * v[6]
+		a7 += c[7] * u[7]
+		b7 += c[7] * v[7]
+		w, x, y = w[8:], x[8:], y[8:]
+	}
+	a := ((a0 + a4) + (a2 + a6)) + ((a1 + a5) + (a3 + a7))
+	b := ((b0 + b4) + (b2 + b6)) + ((b1 + b5) + (b3 + b7))
+	for i, c := range w {
+		a += c * x[i]
+		b += c * y[i]
+	}
+	return a, b
+}
+
+func axpyGeneric(a float32, x, y []float32) {
+	y = y[:len(x)]
+	for i, v := range x {
+		y[i] += a * v
+	}
+}

@@ -1,0 +1,164 @@
+// Package kernel holds the inner loops of the engine: products of packed and of plain matrices
+// with a few tokens' activations, and the quantization of activations to int8.
+//
+// Each loop exists as portable Go, which defines the result, and where the machine allows as
+// assembly. A Set is one choice of all of them.
+package kernel
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"qtool/formats/packed"
+)
+
+// Set is one implementation of every loop. Integer parts are exact and equal in all sets; sums of
+// floating-point products may differ in their order, so in the last bits.
+type Set struct {
+	// Name is generic, avx2 or avx512.
+	Name string
+
+	// quantize fills one token's part of Activations: see Activations.Quantize.
+	quantize func(q []int8, scale, sum, x []float32)
+	// panel4 and panel8 multiply one panel of a 4-bit or 8-bit matrix with tokens: see MulPanel.
+	panel4, panel8 func(p panelArgs)
+	// dense multiplies rows of float32 with tokens: see MulDense.
+	dense func(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int)
+
+	dot  func(x, y []float32) float32
+	axpy func(a float32, x, y []float32)
+}
+
+// EnvLevel is the environment variable that limits the instructions in use: generic, avx2 or
+// avx512. It can only lower the level that the machine has.
+const EnvLevel = "QTOOL_CPU"
+
+// Generic is the portable implementation.
+func Generic() *Set {
+	return &Set{
+		Name: "generic", quantize: quantizeGeneric, panel4: panel4Generic, panel8: panel8Generic,
+		dense: denseGeneric, dot: dotGeneric, axpy: axpyGeneric,
+	}
+}
+
+// Available lists what the machine can run, the portable set first and the fastest last.
+func Available() []*Set { return append([]*Set{Generic()}, machineSets()...) }
+
+// Best is the fastest set that the machine and the environment variable QTOOL_CPU allow. A value
+// that is not known, or above what the machine has, is an error.
+func Best() (*Set, error) {
+	sets := Available()
+	level := os.Getenv(EnvLevel)
+	if level == "" {
+		return sets[len(sets)-1], nil
+	}
+	names := make([]string, len(sets))
+	for i, s := range sets {
+		names[i] = s.Name
+	}
+	i := slices.Index(names, level)
+	if i < 0 {
+		return nil, fmt.Errorf("%s=%s: expected one of %s, which this machine can run", EnvLevel, level, strings.Join(names, ", "))
+	}
+	return sets[i], nil
+}
+
+// Activations holds the vectors that a packed matrix is multiplied with, one a token, as int8 codes:
+// in each block of 32 neighbours x = Scale·q, q from −127 to 127. The last block is filled up with
+// zeros.
+type Activations struct {
+	Tokens, Cols int
+
+	Blocks int       // of a token
+	Q      []int8    // [Tokens][32·Blocks]
+	Scale  []float32 // [Tokens][Blocks]
+	Sum    []float32 // [Tokens][Blocks], sum of the block's codes
+}
+
+// Resize makes room for tokens vectors of cols elements. Contents are undefined afterwards.
+func (a *Activations) Resize(tokens, cols int) {
+	a.Tokens, a.Cols, a.Blocks = tokens, cols, (cols+packed.Block-1)/packed.Block
+	a.Q = grow(a.Q, tokens*a.Blocks*packed.Block)
+	a.Scale = grow(a.Scale, tokens*a.Blocks)
+	a.Sum = grow(a.Sum, tokens*a.Blocks)
+}
+
+func grow[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	return s[:n]
+}
+
+// Quantize sets the vector of one token: Scale is the largest magnitude of a block by 127, codes
+// round to nearest, ties to even. Different tokens may be set at the same time. x has Cols finite
+// elements.
+func (s *Set) Quantize(a *Activations, token int, x []float32) {
+	n, b := a.Blocks*packed.Block, a.Blocks
+	s.quantize(a.Q[token*n:(token+1)*n], a.Scale[token*b:(token+1)*b], a.Sum[token*b:(token+1)*b], x[:a.Cols])
+}
+
+// panelArgs is what a panel loop works on. Rows of the panel beyond the matrix are computed too.
+type panelArgs struct {
+	scheme packed.Scheme
+	data   []byte // packed.Matrix.Panel
+	cols   int
+
+	// Of the tokens, first to last: codes, scales and sums as in Activations.
+	q          []int8
+	scale, sum []float32
+	tokens     int
+
+	out    []float32 // out[token·stride + row] is set, row < 8
+	stride int
+}
+
+// MulPanel multiplies panel p of m with the tokens first … first+n-1 of a:
+//
+//	out[t·stride + r] = Σ_k m[8p + r, k] · a[first + t, k]
+//
+// for all rows r < 8 of the panel that m has. a.Cols must be m.Cols.
+func (s *Set) MulPanel(out []float32, stride int, m packed.Matrix, p int, a *Activations, first, n int) {
+	b := a.Blocks
+	args := panelArgs{
+		scheme: m.Scheme, data: m.Panel(p), cols: m.Cols,
+		q:     a.Q[first*b*packed.Block : (first+n)*b*packed.Block],
+		scale: a.Scale[first*b : (first+n)*b], sum: a.Sum[first*b : (first+n)*b],
+		tokens: n, out: out, stride: stride,
+	}
+	loop := s.panel4
+	if m.Scheme.Bits == 8 {
+		loop = s.panel8
+	}
+	rows := min(packed.Panel, m.Rows-p*packed.Panel)
+	if rows == packed.Panel {
+		loop(args)
+		return
+	}
+	var all [packed.Panel]float32
+	for t := range n {
+		one := args
+		one.q = args.q[t*b*packed.Block : (t+1)*b*packed.Block]
+		one.scale, one.sum = args.scale[t*b:(t+1)*b], args.sum[t*b:(t+1)*b]
+		one.tokens, one.out, one.stride = 1, all[:], packed.Panel
+		loop(one)
+		copy(out[t*stride:t*stride+rows], all[:rows])
+	}
+}
+
+// MulDense multiplies rows of plain weights with tokens:
+//
+//	out[t·stride + r] = Σ_k w[r·cols + k] · x[t·cols + k],  r < rows, t < tokens
+//
+// The order of the sum depends on cols alone.
+func (s *Set) MulDense(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int) {
+	s.dense(out, stride, w[:rows*cols], rows, cols, x[:tokens*cols], tokens)
+}
+
+// Dot is the inner product of two vectors of equal length.
+func (s *Set) Dot(x, y []float32) float32 { return s.dot(x, y[:len(x)]) }
+
+// Axpy adds a·x to y, which has at least x's length.
+func (s *Set) Axpy(a float32, x, y []float32) { s.axpy(a, x, y[:len(x)]) }

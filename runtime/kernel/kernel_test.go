@@ -1,0 +1,250 @@
+package kernel_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"qtool/formats/half"
+	"qtool/formats/packed"
+	"qtool/runtime/kernel"
+)
+
+// randomMatrix packs random codes. Extreme draws the largest codes alone, where sums may saturate.
+func randomMatrix(t testing.TB, s packed.Scheme, rows, cols int, r *rand.Rand, extreme bool) packed.Matrix {
+	t.Helper()
+	least, most := s.Levels()
+	data := make([]byte, s.Bytes(rows, cols))
+	n := s.PanelBytes(cols)
+	for p := 0; p*packed.Panel < rows; p++ {
+		panel := make([]packed.Codes, min(packed.Panel, rows-p*packed.Panel))
+		for i := range panel {
+			c := packed.NewCodes(s, cols)
+			for k := range c.Codes {
+				c.Codes[k] = int8(least + r.IntN(most-least+1))
+				if extreme {
+					c.Codes[k] = int8([]int{least, most}[r.IntN(2)])
+				}
+			}
+			for g := range c.Scales {
+				c.Scales[g] = half.F32ToF16(float32(r.NormFloat64()) / 16)
+				if s.Asym {
+					c.Zeros[g] = uint8(r.IntN(256))
+				}
+			}
+			panel[i] = c
+		}
+		packed.PackPanel(s, data[p*n:(p+1)*n], panel, cols)
+	}
+	m, err := packed.NewMatrix(s, rows, cols, data)
+	require.NoError(t, err)
+	return m
+}
+
+func randomVector(n int, r *rand.Rand) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	return x
+}
+
+var schemes = []packed.Scheme{
+	{Bits: 4, Group: 32}, {Bits: 4, Group: 64}, {Bits: 4, Group: 128}, {Bits: 4, Group: 256}, {Bits: 4, Group: 32, Asym: true}, {Bits: 4, Group: 128, Asym: true},
+	{Bits: 8, Group: 32}, {Bits: 8, Group: 128}, {Bits: 8, Group: 64, Asym: true},
+}
+
+var sizes = [][2]int{{1, 1}, {7, 31}, {8, 32}, {9, 33}, {16, 172}, {17, 300}, {3, 257}, {24, 128}, {40, 640}}
+
+// TestPanelAgainstFloat64 computes the products from dequantized weights and activations.
+func TestPanelAgainstFloat64(t *testing.T) {
+	for _, set := range kernel.Available() {
+		r := rand.New(rand.NewPCG(5, 6))
+		for _, s := range schemes {
+			for _, shape := range sizes {
+				for _, tokens := range []int{1, 2, 3, 4, 5, 9} {
+					rows, cols := shape[0], shape[1]
+					m := randomMatrix(t, s, rows, cols, r, tokens == 3)
+					var a kernel.Activations
+					a.Resize(tokens+1, cols)
+					for i := range tokens + 1 {
+						set.Quantize(&a, i, randomVector(cols, r))
+					}
+					out := make([]float32, tokens*rows)
+					for p := range m.Panels() {
+						set.MulPanel(out[p*packed.Panel:], rows, m, p, &a, 1, tokens)
+					}
+					w, scratch := make([]float32, cols), packed.NewCodes(s, cols)
+					for row := range rows {
+						m.DequantizeRow(w, row, scratch)
+						for i := range tokens {
+							var want, size float64
+							for k, v := range w {
+								at := (i+1)*a.Blocks*packed.Block + k
+								x := float64(a.Q[at]) * float64(a.Scale[at/packed.Block])
+								want += float64(v) * x
+								size += math.Abs(float64(v) * x)
+							}
+							require.InDelta(t, want, out[i*rows+row], 1e-5*size+1e-9, "%s %s %v token %d row %d", set.Name, s, shape, i, row)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestQuantizeBounds checks the codes of activations against their definition.
+func TestQuantizeBounds(t *testing.T) {
+	for _, set := range kernel.Available() {
+		r := rand.New(rand.NewPCG(7, 8))
+		for cols := 1; cols <= 300; cols++ {
+			x := randomVector(cols, r)
+			switch cols % 4 {
+			case 1:
+				clear(x)
+			case 2:
+				x[cols/2] = 1e30
+			case 3:
+				x[0] = math.SmallestNonzeroFloat32
+			}
+			var a kernel.Activations
+			a.Resize(1, cols)
+			for i := range a.Q {
+				a.Q[i] = 99
+			}
+			set.Quantize(&a, 0, x)
+			for b := range a.Blocks {
+				sum := 0
+				for k := b * packed.Block; k < (b+1)*packed.Block; k++ {
+					q := a.Q[k]
+					sum += int(q)
+					if k >= cols {
+						require.Zero(t, q)
+						continue
+					}
+					require.GreaterOrEqual(t, q, int8(-127))
+					require.InDelta(t, x[k], float32(q)*a.Scale[b], 0.5001*float64(a.Scale[b])+1e-40)
+				}
+				require.Equal(t, float32(sum), a.Sum[b])
+			}
+		}
+	}
+}
+
+// TestSetsAgree compares every set with the portable one bit for bit where it must be.
+func TestSetsAgree(t *testing.T) {
+	generic := kernel.Generic()
+	for _, set := range kernel.Available()[1:] {
+		r := rand.New(rand.NewPCG(9, 10))
+		for cols := 1; cols <= 300; cols++ {
+			x := randomVector(cols, r)
+			var a, b kernel.Activations
+			a.Resize(1, cols)
+			b.Resize(1, cols)
+			generic.Quantize(&a, 0, x)
+			set.Quantize(&b, 0, x)
+			require.Equal(t, a, b, "%s: %d columns", set.Name, cols)
+		}
+	}
+}
+
+func TestDense(t *testing.T) {
+	for _, set := range kernel.Available() {
+		r := rand.New(rand.NewPCG(11, 12))
+		for _, shape := range sizes {
+			rows, cols := shape[0], shape[1]
+			w := randomVector(rows*cols, r)
+			for _, tokens := range []int{1, 2, 3, 4, 7, 8, 13} {
+				x := randomVector(tokens*cols, r)
+				stride := rows + 3
+				out := make([]float32, tokens*stride)
+				set.MulDense(out, stride, w, rows, cols, x, tokens)
+				for i := range tokens {
+					for row := range rows {
+						var want, size float64
+						for k := range cols {
+							p := float64(w[row*cols+k]) * float64(x[i*cols+k])
+							want, size = want+p, size+math.Abs(p)
+						}
+						require.InDelta(t, want, out[i*stride+row], 1e-6*size+1e-12, "%s %v", set.Name, shape)
+						one := make([]float32, rows)
+						set.MulDense(one, rows, w, rows, cols, x[i*cols:], 1)
+						require.Equal(t, one[row], out[i*stride+row], "%s %v: the sum must not depend on the number of tokens", set.Name, shape)
+					}
+					require.Equal(t, []float32{0, 0, 0}, out[i*stride+rows:(i+1)*stride], "beyond the rows")
+				}
+			}
+			x, y := randomVector(cols, r), randomVector(cols, r)
+			var want float64
+			sum := make([]float32, cols)
+			copy(sum, y)
+			set.Axpy(1.5, x, sum)
+			for k := range cols {
+				want += float64(x[k]) * float64(y[k])
+				require.InDelta(t, 1.5*float64(x[k])+float64(y[k]), sum[k], 1e-5)
+			}
+			require.InDelta(t, want, set.Dot(x, y), 1e-4)
+		}
+	}
+}
+
+func TestBestObeysTheEnvironment(t *testing.T) {
+	t.Setenv(kernel.EnvLevel, "generic")
+	s, err := kernel.Best()
+	require.NoError(t, err)
+	require.Equal(t, "generic", s.Name)
+	t.Setenv(kernel.EnvLevel, "sse9")
+	_, err = kernel.Best()
+	require.ErrorContains(t, err, "sse9")
+	t.Setenv(kernel.EnvLevel, "")
+	s, err = kernel.Best()
+	require.NoError(t, err)
+	require.Equal(t, kernel.Available()[len(kernel.Available())-1].Name, s.Name)
+}
+
+func BenchmarkPanel(b *testing.B) {
+	const rows, cols = 512, 2048
+	for _, set := range kernel.Available() {
+		for _, s := range []packed.Scheme{{Bits: 4, Group: 32}, {Bits: 4, Group: 128}, {Bits: 8, Group: 128}} {
+			for _, tokens := range []int{1, 16} {
+				b.Run(set.Name+"/"+s.String()+"/"+map[int]string{1: "T=1", 16: "T=16"}[tokens], func(b *testing.B) {
+					r := rand.New(rand.NewPCG(1, 2))
+					m := randomMatrix(b, s, rows, cols, r, false)
+					var a kernel.Activations
+					a.Resize(tokens, cols)
+					for i := range tokens {
+						set.Quantize(&a, i, randomVector(cols, r))
+					}
+					out := make([]float32, tokens*rows)
+					b.ReportAllocs()
+					for b.Loop() {
+						for p := range m.Panels() {
+							set.MulPanel(out[p*packed.Panel:], rows, m, p, &a, 0, tokens)
+						}
+					}
+					b.ReportMetric(float64(rows*cols*tokens)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GMAC/s")
+				})
+			}
+		}
+	}
+}
+
+func BenchmarkDense(b *testing.B) {
+	const rows, cols = 64, 2048
+	for _, set := range kernel.Available() {
+		for _, tokens := range []int{1, 32} {
+			b.Run(set.Name+"/"+map[int]string{1: "T=1", 32: "T=32"}[tokens], func(b *testing.B) {
+				r := rand.New(rand.NewPCG(1, 2))
+				w, x := randomVector(rows*cols, r), randomVector(tokens*cols, r)
+				out := make([]float32, tokens*rows)
+				for b.Loop() {
+					set.MulDense(out, rows, w, rows, cols, x, tokens)
+				}
+				b.ReportMetric(float64(rows*cols*tokens)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GMAC/s")
+			})
+		}
+	}
+}

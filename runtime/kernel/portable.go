@@ -1,0 +1,4 @@
+package kernel
+
+// machineSets lists the sets beyond the portable one that the machine can run, fastest last.
+func machineSets() []*Set { return nil }
