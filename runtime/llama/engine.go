@@ -1,0 +1,205 @@
+// Package llama runs decoder-only transformers of the LLaMA family, in float32 with the weights as
+// they are stored: packed matrices by integer kernels, everything else decoded tile by tile.
+package llama
+
+import (
+	"errors"
+	"fmt"
+
+	"qtool/formats/arch"
+	"qtool/formats/checkpoint"
+	"qtool/runtime/kernel"
+	"qtool/runtime/pool"
+)
+
+// Errors that a caller may want to tell apart.
+var (
+	// ErrContextFull means that a session has no room for the tokens.
+	ErrContextFull = errors.New("context is full")
+	// ErrToken means a token id that the model has no embedding for.
+	ErrToken = errors.New("token outside the vocabulary")
+)
+
+// Options of an engine.
+type Options struct {
+	Threads int // 0: one a usable CPU
+}
+
+// Engine holds a model ready to run. Several sessions may use it, one at a time.
+type Engine struct {
+	config  *arch.Config
+	kernels *kernel.Set
+	pool    *pool.Pool
+
+	embedding *checkpoint.Tensor
+	layers    []layer
+	norm      []float32
+	head      linear
+
+	scratch []workerScratch
+	rows    checkpoint.Reader // of the embedding
+}
+
+// layer is the weights of one block. A fused projection stands in q or gate, and the others are
+// empty.
+type layer struct {
+	attnNorm, postAttnNorm []float32
+	ffnNorm, postFFNNorm   []float32
+	qNorm, kNorm           []float32
+
+	q, k, v, o     linear
+	gate, up, down linear
+}
+
+// linear is a matrix that activations are multiplied with, and its bias.
+type linear struct {
+	tensor *checkpoint.Tensor
+	rows   int
+	cols   int
+	bias   []float32 // nil for none
+}
+
+// workerScratch is what one worker of the pool needs for itself.
+type workerScratch struct {
+	tile   []float32 // decoded rows
+	scores []float32
+	reader checkpoint.Reader
+	_      [128]byte // apart from the next worker's cache lines
+}
+
+// New prepares a model for running. The engine reads the weights of m in place: m must stay open
+// until Close.
+func New(m *checkpoint.Model, o Options) (*Engine, error) {
+	set, err := kernel.Best()
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{config: m.Config(), kernels: set}
+	load := loader{model: m}
+	c := e.config
+	e.embedding = load.tensor(arch.EmbeddingName)
+	e.layers = make([]layer, c.Layers)
+	for i := range e.layers {
+		load.layer(&e.layers[i], i, c)
+	}
+	e.norm = load.norm(arch.FinalNormName)
+	e.head = load.head(c)
+	if load.err != nil {
+		return nil, load.err
+	}
+	e.pool = pool.New(o.Threads)
+	e.scratch = make([]workerScratch, e.pool.Threads())
+	return e, nil
+}
+
+// Close ends the engine's threads.
+func (e *Engine) Close() { e.pool.Close() }
+
+// Config describes the model.
+func (e *Engine) Config() *arch.Config { return e.config }
+
+// Vocab is the number of logits at a position.
+func (e *Engine) Vocab() int { return e.head.rows }
+
+// Threads is the number of threads that share the work.
+func (e *Engine) Threads() int { return e.pool.Threads() }
+
+// CPU names the kernels in use: generic, avx2 or avx512.
+func (e *Engine) CPU() string { return e.kernels.Name }
+
+// NUMA says how threads and weights are placed.
+func (e *Engine) NUMA() string { return "off" }
+
+// loader collects tensors and keeps the first error.
+type loader struct {
+	model *checkpoint.Model
+	err   error
+}
+
+func (l *loader) tensor(name string) *checkpoint.Tensor {
+	t, ok := l.model.Tensor(name)
+	if !ok && l.err == nil {
+		l.err = fmt.Errorf("%s: the model has no tensor %q", l.model.Path(), name)
+	}
+	return t
+}
+
+// vector reads a whole one-dimensional tensor.
+func (l *loader) vector(name string) []float32 {
+	t := l.tensor(name)
+	if l.err != nil {
+		return nil
+	}
+	out := make([]float32, t.Rows()*t.Cols())
+	if err := t.ReadAll(out); err != nil {
+		l.err = err
+	}
+	return out
+}
+
+// norm reads the factors of an RMS norm, with gemma's 1 added.
+func (l *loader) norm(name string) []float32 {
+	w := l.vector(name)
+	if l.err == nil && l.model.Config().NormPlusOne {
+		for i := range w {
+			w[i]++
+		}
+	}
+	return w
+}
+
+func (l *loader) linear(prefix string, bias bool) linear {
+	t := l.tensor(prefix + ".weight")
+	if l.err != nil {
+		return linear{}
+	}
+	out := linear{tensor: t, rows: t.Rows(), cols: t.Cols()}
+	if bias {
+		out.bias = l.vector(prefix + ".bias")
+	}
+	return out
+}
+
+func (l *loader) layer(out *layer, i int, c *arch.Config) {
+	p := fmt.Sprintf("model.layers.%d.", i)
+	out.attnNorm = l.norm(p + "input_layernorm.weight")
+	if c.PostNorms {
+		out.postAttnNorm = l.norm(p + "post_attention_layernorm.weight")
+		out.ffnNorm = l.norm(p + "pre_feedforward_layernorm.weight")
+		out.postFFNNorm = l.norm(p + "post_feedforward_layernorm.weight")
+	} else {
+		out.ffnNorm = l.norm(p + "post_attention_layernorm.weight")
+	}
+	if c.QKNorm {
+		out.qNorm = l.norm(p + "self_attn.q_norm.weight")
+		out.kNorm = l.norm(p + "self_attn.k_norm.weight")
+	}
+	if c.FusedQKV {
+		out.q = l.linear(p+"self_attn.qkv_proj", c.AttentionBias)
+	} else {
+		out.q = l.linear(p+"self_attn.q_proj", c.AttentionBias)
+		out.k = l.linear(p+"self_attn.k_proj", c.AttentionBias)
+		out.v = l.linear(p+"self_attn.v_proj", c.AttentionBias)
+	}
+	out.o = l.linear(p+"self_attn.o_proj", c.OutputBias)
+	if c.FusedGateUp {
+		out.gate = l.linear(p+"mlp.gate_up_proj", c.MLPBias)
+	} else {
+		out.gate = l.linear(p+"mlp.gate_proj", c.MLPBias)
+		out.up = l.linear(p+"mlp.up_proj", c.MLPBias)
+	}
+	out.down = l.linear(p+"mlp.down_proj", c.MLPBias)
+}
+
+// head is the output projection: its own tensor where the model has one, else the embedding.
+func (l *loader) head(c *arch.Config) linear {
+	name := arch.HeadName
+	if c.TieEmbeddings {
+		name = arch.EmbeddingName
+	}
+	t := l.tensor(name)
+	if l.err != nil {
+		return linear{}
+	}
+	return linear{tensor: t, rows: t.Rows(), cols: t.Cols()}
+}

@@ -1,0 +1,291 @@
+package llama
+
+import (
+	"fmt"
+	"math"
+	"sync/atomic"
+
+	"qtool/formats/mapped"
+	"qtool/runtime/kernel"
+)
+
+// batch is the most tokens that go through the layers together.
+const batch = 128
+
+// Session is one running sequence: the tokens so far, and their keys and values.
+type Session struct {
+	engine  *Engine
+	context int
+	tokens  []int32
+	cache   []layerCache // a layer each
+	rooms   int          // positions that the cache has room for
+	long    bool         // keys are rotated by longrope's second set of frequencies
+	turns   []rotation   // by kind of layer: see rotations
+
+	codes  kernel.Activations
+	x      []float32 // [batch][hidden], the residual stream
+	normed []float32 // [batch][hidden]
+	qkv    []float32 // [batch][q + 2·kv]
+	mixed  []float32 // [batch][q], what attention gives
+	ffn    []float32 // [batch][2·intermediate], gate and up
+	gated  []float32 // [batch][intermediate]
+	added  []float32 // [batch][hidden], what a block adds
+	logits []float32 // [positions][vocab]
+}
+
+// layerCache holds the keys and the values of a layer, [KVHeads][rooms][HeadDim] each.
+type layerCache struct{ k, v []float32 }
+
+// NewSession starts a sequence of at most context tokens. Memory for keys and values is taken as
+// the sequence grows.
+func (e *Engine) NewSession(context int) *Session {
+	return &Session{engine: e, context: context, cache: make([]layerCache, len(e.layers))}
+}
+
+// Reset forgets every token.
+func (s *Session) Reset() { s.tokens, s.long = s.tokens[:0], false }
+
+// Len is the number of tokens so far.
+func (s *Session) Len() int { return len(s.tokens) }
+
+// Room is the number of tokens that still fit.
+func (s *Session) Room() int { return s.context - len(s.tokens) }
+
+// Forward appends tokens and calls visit in order for each index i ≥ from of tokens with the logits
+// that follow it, [Vocab]; the slice is valid during the call only. Errors: ErrContextFull and
+// ErrToken before anything has changed, visit's own, and a *mapped.FaultError where the file of the
+// weights was cut short.
+func (s *Session) Forward(tokens []int32, from int, visit func(i int, logits []float32) error) error {
+	if len(tokens) > s.Room() {
+		return fmt.Errorf("%w: %d tokens more than the %d that were asked for", ErrContextFull, len(tokens)-s.Room(), s.context)
+	}
+	limit := s.engine.embedding.Rows()
+	for i, t := range tokens {
+		if t < 0 || int(t) >= limit {
+			return fmt.Errorf("%w: token %d at position %d, the model has %d embeddings", ErrToken, t, len(s.tokens)+i, limit)
+		}
+	}
+	return mapped.Guard(func() error { return s.forward(tokens, from, visit) })
+}
+
+func (s *Session) forward(tokens []int32, from int, visit func(i int, logits []float32) error) error {
+	total := len(s.tokens) + len(tokens)
+	if s.engine.config.Rope.Long(total) != s.long {
+		// The keys in the cache were rotated by the other set of frequencies: begin anew.
+		known := append([]int32(nil), s.tokens...)
+		s.tokens, s.long = s.tokens[:0], !s.long
+		if err := s.batches(known, total, len(known), nil); err != nil {
+			return err
+		}
+	}
+	return s.batches(tokens, total, from, visit)
+}
+
+// batches feeds tokens part by part. total is the length that the sequence will have.
+func (s *Session) batches(tokens []int32, total, from int, visit func(i int, logits []float32) error) error {
+	s.reserve(total)
+	for at := 0; at < len(tokens); at += batch {
+		part := tokens[at:min(at+batch, len(tokens))]
+		if err := s.layers(part); err != nil {
+			return err
+		}
+		s.tokens = append(s.tokens, part...)
+		first := max(from-at, 0)
+		if first >= len(part) || visit == nil {
+			continue
+		}
+		if err := s.predict(len(part), first, func(i int, logits []float32) error { return visit(at+i, logits) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reserve makes room for n positions in the cache, keeping what is there.
+func (s *Session) reserve(n int) {
+	if n <= s.rooms {
+		return
+	}
+	c := s.engine.config
+	rooms := min(max(2*s.rooms, n, 64), max(s.context, n))
+	used := len(s.tokens)
+	for i := range s.cache {
+		s.cache[i].k = moved(s.cache[i].k, c.KVHeads, s.rooms, rooms, used, c.HeadDim)
+		s.cache[i].v = moved(s.cache[i].v, c.KVHeads, s.rooms, rooms, used, c.HeadDim)
+	}
+	s.rooms = rooms
+}
+
+// moved copies the used positions of each head into a larger cache.
+func moved(old []float32, heads, from, to, used, dim int) []float32 {
+	out := make([]float32, heads*to*dim)
+	if old == nil {
+		return out
+	}
+	for h := range heads {
+		copy(out[h*to*dim:], old[h*from*dim:(h*from+used)*dim])
+	}
+	return out
+}
+
+// layers runs the layers on a batch, which leaves its hidden states in s.x.
+func (s *Session) layers(tokens []int32) error {
+	e, c := s.engine, s.engine.config
+	n := len(tokens)
+	s.x = room(s.x, n*c.Hidden)
+	for t, id := range tokens {
+		row := s.x[t*c.Hidden : (t+1)*c.Hidden]
+		if err := e.embedding.ReadRows(row, int(id), 1, &e.rows); err != nil {
+			return err
+		}
+		if c.EmbedScale != 1 {
+			for i := range row {
+				row[i] *= float32(c.EmbedScale)
+			}
+		}
+	}
+	s.rotations(len(s.tokens), n)
+	for i := range e.layers {
+		if err := s.attention(i, n); err != nil {
+			return err
+		}
+		if err := s.feedForward(&e.layers[i], n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attention adds the attention block of layer i to the residual stream.
+func (s *Session) attention(i, n int) error {
+	e, c, l := s.engine, s.engine.config, &s.engine.layers[i]
+	s.normed = s.normalize(s.normed, s.x, l.attnNorm, n)
+	q, kv := c.QDim(), c.KVDim()
+	stride := q + 2*kv
+	s.qkv = room(s.qkv, n*stride)
+	var err error
+	if c.FusedQKV {
+		err = s.multiply(s.normed, n, stride, product{&l.q, s.qkv})
+	} else {
+		err = s.multiply(s.normed, n, stride, product{&l.q, s.qkv}, product{&l.k, s.qkv[q:]}, product{&l.v, s.qkv[q+kv:]})
+	}
+	if err != nil {
+		return err
+	}
+	s.mixed = room(s.mixed, n*q)
+	s.placeKeys(i, n)
+	e.pool.Run(n*c.Heads, func(worker, unit int) { s.attend(i, unit/c.Heads, unit%c.Heads, &e.scratch[worker]) })
+	s.added = room(s.added, n*c.Hidden)
+	if err := s.multiply(s.mixed, n, c.Hidden, product{&l.o, s.added}); err != nil {
+		return err
+	}
+	s.add(l.postAttnNorm, n)
+	return nil
+}
+
+// feedForward adds a feed-forward block to the residual stream.
+func (s *Session) feedForward(l *layer, n int) error {
+	e, c := s.engine, s.engine.config
+	s.normed = s.normalize(s.normed, s.x, l.ffnNorm, n)
+	width := c.Intermediate
+	s.ffn = room(s.ffn, n*2*width)
+	var err error
+	if c.FusedGateUp {
+		err = s.multiply(s.normed, n, 2*width, product{&l.gate, s.ffn})
+	} else {
+		err = s.multiply(s.normed, n, 2*width, product{&l.gate, s.ffn}, product{&l.up, s.ffn[width:]})
+	}
+	if err != nil {
+		return err
+	}
+	s.gated = room(s.gated, n*width)
+	e.pool.Run(n, func(_, t int) {
+		gate, up := s.ffn[t*2*width:t*2*width+width], s.ffn[t*2*width+width:(t+1)*2*width]
+		activate(c.Activation, s.gated[t*width:(t+1)*width], gate, up)
+	})
+	s.added = room(s.added, n*c.Hidden)
+	if err := s.multiply(s.gated, n, c.Hidden, product{&l.down, s.added}); err != nil {
+		return err
+	}
+	s.add(l.postFFNNorm, n)
+	return nil
+}
+
+// add adds what a block gave, normalized where the architecture does that, to the residual stream.
+func (s *Session) add(norm []float32, n int) {
+	if norm != nil {
+		s.added = s.normalize(s.added, s.added, norm, n)
+	}
+	for i, v := range s.added[:n*s.engine.config.Hidden] {
+		s.x[i] += v
+	}
+}
+
+// predict gives the logits of the positions first … n-1 of the batch in s.x.
+func (s *Session) predict(n, first int, visit func(i int, logits []float32) error) error {
+	e, c := s.engine, s.engine.config
+	s.normed = s.normalize(s.normed, s.x, e.norm, n)
+	vocab := e.head.rows
+	// Not to hold the logits of a whole batch of a large vocabulary.
+	step := max(1, min(n-first, (4<<20)/vocab))
+	s.logits = room(s.logits, step*vocab)
+	for at := first; at < n; at += step {
+		part := min(step, n-at)
+		if err := s.multiply(s.normed[at*c.Hidden:(at+part)*c.Hidden], part, vocab, product{&e.head, s.logits}); err != nil {
+			return err
+		}
+		for i := range part {
+			out := s.logits[i*vocab : (i+1)*vocab]
+			softcap(out, float32(c.FinalSoftcap))
+			if err := visit(at+i, out); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// normalize writes the RMS norm of n vectors of x to dst: each by the root of its mean square plus
+// epsilon, times w. dst may be x.
+func (s *Session) normalize(dst, x, w []float32, n int) []float32 {
+	dst = room(dst, n*len(w))
+	for t := range n {
+		rmsNorm(dst[t*len(w):(t+1)*len(w)], x[t*len(w):(t+1)*len(w)], w, s.engine.config.NormEps)
+	}
+	return dst
+}
+
+func rmsNorm(dst, x, w []float32, eps float64) {
+	var sum float64
+	for _, v := range x {
+		sum += float64(v) * float64(v)
+	}
+	f := float32(1 / math.Sqrt(sum/float64(len(x))+eps))
+	for i, v := range x {
+		dst[i] = v * f * w[i]
+	}
+}
+
+// room returns a slice of length n, reusing s where it is large enough.
+func room(s []float32, n int) []float32 {
+	if cap(s) < n {
+		return make([]float32, n)
+	}
+	return s[:n]
+}
+
+// failure keeps the first error of several workers.
+type failure struct{ first atomic.Pointer[error] }
+
+func (f *failure) note(err error) {
+	if err != nil {
+		f.first.CompareAndSwap(nil, &err)
+	}
+}
+
+func (f *failure) err() error {
+	if p := f.first.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
