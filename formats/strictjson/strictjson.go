@@ -412,6 +412,18 @@ func (v Value) Int() (int64, error) {
 	return n, nil
 }
 
+// Uint gives an integer from 0 on, written without fraction and exponent, that fits a uint64.
+func (v Value) Uint() (uint64, error) {
+	if v.Kind != Number {
+		return 0, v.mismatch("an integer")
+	}
+	n, err := strconv.ParseUint(v.text, 10, 64)
+	if err != nil {
+		return 0, v.mismatch("an unsigned integer of 64 bits")
+	}
+	return n, nil
+}
+
 // Float gives a number; one beyond the range of float64 is an error.
 func (v Value) Float() (float64, error) {
 	if v.Kind != Number {
