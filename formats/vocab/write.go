@@ -1,0 +1,284 @@
+package vocab
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"strings"
+
+	"qtool/formats"
+)
+
+// TokenizerJSON writes the tokenizer as tokenizer.json and tokenizer_config.json for the transformers
+// library, the same bytes for the same definition. Reading them back gives a tokenizer that encodes the
+// same. What they cannot say matches formats.ErrUnsupported.
+func (d *Definition) TokenizerJSON() (tokenizer, config []byte, err error) {
+	model, err := d.modelJSON()
+	if err != nil {
+		return nil, nil, err
+	}
+	added := []any{}
+	for _, a := range d.Added {
+		added = append(added, ordered{
+			{"id", a.ID}, {"content", a.Text}, {"single_word", a.SingleWord}, {"lstrip", a.LStrip}, {"rstrip", a.RStrip},
+			{"normalized", a.Normalized}, {"special", a.Special},
+		})
+	}
+	normalizers, err := d.normalizerJSON()
+	if err != nil {
+		return nil, nil, err
+	}
+	splits, err := d.splitJSON()
+	if err != nil {
+		return nil, nil, err
+	}
+	tokenizer, err = encode(ordered{
+		{"version", "1.0"}, {"truncation", nil}, {"padding", nil}, {"added_tokens", added}, {"normalizer", normalizers},
+		{"pre_tokenizer", splits}, {"post_processor", d.processorJSON()}, {"decoder", d.decoderJSON()}, {"model", model},
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	settings := ordered{
+		{"tokenizer_class", "PreTrainedTokenizerFast"},
+		{"add_bos_token", d.BOS >= 0 && slices.Equal(d.Prefix, []int32{d.BOS})},
+		{"add_eos_token", d.EOS >= 0 && slices.Equal(d.Suffix, []int32{d.EOS})},
+		{"clean_up_tokenization_spaces", false},
+	}
+	for _, s := range []struct {
+		key string
+		id  int32
+	}{{"bos_token", d.BOS}, {"eos_token", d.EOS}, {"pad_token", d.PAD}, {"unk_token", d.Unknown}} {
+		if s.id >= 0 {
+			settings = append(settings, field{s.key, d.Tokens[s.id].Text})
+		}
+	}
+	config, err = encode(settings)
+	return tokenizer, config, err
+}
+
+// ordered is a JSON object that keeps the order of its keys.
+type ordered []field
+
+type field struct {
+	key   string
+	value any
+}
+
+// MarshalJSON writes the object.
+func (o ordered) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for i, f := range o {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		for k, v := range []any{f.key, f.value} {
+			if k > 0 {
+				b.WriteByte(':')
+			}
+			enc := json.NewEncoder(&b)
+			enc.SetEscapeHTML(false)
+			if err := enc.Encode(v); err != nil {
+				return nil, err
+			}
+			b.Truncate(b.Len() - 1) // the line break that Encode adds
+		}
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+// encode writes JSON as the tokenizers library does: indented, nothing escaped that need not be.
+func encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	err := enc.Encode(v)
+	return b.Bytes(), err
+}
+
+func (d *Definition) modelJSON() (ordered, error) {
+	vocab := make(ordered, len(d.Tokens))
+	seen := make(map[string]bool, len(d.Tokens))
+	for i, t := range d.Tokens {
+		if seen[t.Text] {
+			return nil, formats.Unsupported("", t.Text, "two tokens have this text, which tokenizer.json cannot say")
+		}
+		seen[t.Text] = true
+		vocab[i] = field{t.Text, i}
+	}
+	var unknown any
+	if d.Unknown >= 0 {
+		unknown = d.Tokens[d.Unknown].Text
+	}
+	if d.Model == WordPiece {
+		return ordered{
+			{"type", "WordPiece"}, {"unk_token", unknown}, {"continuing_subword_prefix", d.Continuing},
+			{"max_input_chars_per_word", d.MaxWord}, {"vocab", vocab},
+		}, nil
+	}
+	merges := d.Merges
+	if d.Model == SentencePiece && len(merges) == 0 {
+		merges = d.mergesOfScores()
+	}
+	pairs := make([][2]string, len(merges))
+	for i, m := range merges {
+		pairs[i] = [2]string{d.Tokens[m.Left].Text, d.Tokens[m.Right].Text}
+	}
+	return ordered{
+		{"type", "BPE"}, {"dropout", nil}, {"unk_token", unknown}, {"continuing_subword_prefix", nil}, {"end_of_word_suffix", nil},
+		{"fuse_unk", d.FuseUnknown || d.Model == SentencePiece}, {"byte_fallback", d.ByteFallback}, {"ignore_merges", d.IgnoreMerges},
+		{"vocab", vocab}, {"merges", pairs},
+	}, nil
+}
+
+// mergesOfScores lists the merges that a vocabulary of scores stands for: each way to make a token of
+// two, the higher score first, and of one token the pairs by their ids.
+func (d *Definition) mergesOfScores() []Merge {
+	ids := d.index()
+	var merges []Merge
+	for i, t := range d.Tokens {
+		if t.Kind != Normal && t.Kind != UserDefined {
+			continue
+		}
+		for at := range t.Text {
+			if at == 0 {
+				continue
+			}
+			if m, ok := mergeOf(ids, t.Text[:at], t.Text[at:]); ok && m.Into == int32(i) {
+				merges = append(merges, m)
+			}
+		}
+	}
+	slices.SortStableFunc(merges, func(a, b Merge) int {
+		sa, sb := d.Tokens[a.Into].Score, d.Tokens[b.Into].Score
+		switch {
+		case sa > sb:
+			return -1
+		case sa < sb:
+			return 1
+		case a.Left != b.Left:
+			return int(a.Left) - int(b.Left)
+		}
+		return int(a.Right) - int(b.Right)
+	})
+	return merges
+}
+
+func (d *Definition) normalizerJSON() (any, error) {
+	list := []any{}
+	for i := 0; i < len(d.Normalizers); i++ {
+		n := d.Normalizers[i]
+		switch n.Op {
+		case Prepend:
+			list = append(list, ordered{{"type", "Prepend"}, {"prepend", n.Content}})
+		case Replace:
+			list = append(list, ordered{{"type", "Replace"}, {"pattern", ordered{{"String", n.Pattern}}}, {"content", n.Content}})
+		case NFC, NFD, NFKC, NFKD:
+			list = append(list, ordered{{"type", strings.ToUpper(string(n.Op))}})
+		case Lowercase:
+			list = append(list, ordered{{"type", "Lowercase"}})
+		case Accents:
+			list = append(list, ordered{{"type", "StripAccents"}})
+		case BertClean:
+			for _, all := range [][4]bool{{true, true, true, true}, {true, true, false, false}} {
+				steps := bertNormalizers(all[0], all[1], all[2], all[3])
+				if i+len(steps) <= len(d.Normalizers) && slices.Equal(d.Normalizers[i:i+len(steps)], steps) {
+					list = append(list, ordered{
+						{"type", "BertNormalizer"}, {"clean_text", all[0]}, {"handle_chinese_chars", all[1]}, {"strip_accents", all[2]}, {"lowercase", all[3]},
+					})
+					i += len(steps) - 1
+					break
+				}
+			}
+		default:
+			return nil, formats.Unsupported("", "normalizer", "step %q has no form in tokenizer.json", n.Op)
+		}
+	}
+	switch len(list) {
+	case 0:
+		return nil, nil
+	case 1:
+		return list[0], nil
+	}
+	return ordered{{"type", "Sequence"}, {"normalizers", list}}, nil
+}
+
+func (d *Definition) splitJSON() (any, error) {
+	list := []any{}
+	for _, s := range d.Splits {
+		switch s.Op {
+		case SplitPattern:
+			expression := ""
+			for text, p := range expressions {
+				if p == s.Pattern && (expression == "" || text < expression) {
+					expression = text
+				}
+			}
+			if expression == "" {
+				return nil, formats.Unsupported("", "pre_tokenizer", "pattern %q has no form in tokenizer.json", s.Pattern)
+			}
+			list = append(list, ordered{{"type", "Split"}, {"pattern", ordered{{"Regex", expression}}}, {"behavior", "Isolated"}, {"invert", false}})
+		case SplitBytes:
+			list = append(list, ordered{{"type", "ByteLevel"}, {"add_prefix_space", s.PrependSpace != "never"}, {"trim_offsets", true}, {"use_regex", false}})
+		case SplitSpaces:
+			list = append(list, ordered{{"type", "Metaspace"}, {"replacement", space}, {"prepend_scheme", s.PrependSpace}, {"split", s.Cut}})
+		case SplitBertWord:
+			list = append(list, ordered{{"type", "BertPreTokenizer"}})
+		}
+	}
+	switch len(list) {
+	case 0:
+		return nil, nil
+	case 1:
+		return list[0], nil
+	}
+	return ordered{{"type", "Sequence"}, {"pretokenizers", list}}, nil
+}
+
+func (d *Definition) processorJSON() any {
+	if len(d.Prefix)+len(d.Suffix) == 0 {
+		return nil
+	}
+	special := ordered{}
+	item := func(id int32) any {
+		text := d.Tokens[id].Text
+		if !slices.ContainsFunc(special, func(f field) bool { return f.key == text }) {
+			special = append(special, field{text, ordered{{"id", text}, {"ids", []int32{id}}, {"tokens", []string{text}}}})
+		}
+		return ordered{{"SpecialToken", ordered{{"id", text}, {"type_id", 0}}}}
+	}
+	template := func(names ...string) []any {
+		var out []any
+		for _, name := range names {
+			for _, id := range d.Prefix {
+				out = append(out, item(id))
+			}
+			out = append(out, ordered{{"Sequence", ordered{{"id", name}, {"type_id", 0}}}})
+			for _, id := range d.Suffix {
+				out = append(out, item(id))
+			}
+		}
+		return out
+	}
+	return ordered{{"type", "TemplateProcessing"}, {"single", template("A")}, {"pair", template("A", "B")}, {"special_tokens", special}}
+}
+
+func (d *Definition) decoderJSON() any {
+	switch d.Model {
+	case ByteLevel:
+		return ordered{{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}}
+	case WordPiece:
+		return ordered{{"type", "WordPiece"}, {"prefix", d.Continuing}, {"cleanup", d.CleanUpSpaces}}
+	}
+	steps := []any{
+		ordered{{"type", "Replace"}, {"pattern", ordered{{"String", space}}}, {"content", " "}},
+		ordered{{"type", "ByteFallback"}}, ordered{{"type", "Fuse"}},
+	}
+	if d.StripSpace {
+		steps = append(steps, ordered{{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}})
+	}
+	return ordered{{"type", "Sequence"}, {"decoders", steps}}
+}

@@ -1,0 +1,342 @@
+// Package tokenizer turns text into tokens and back, exactly as the programs that the vocabularies come
+// from do.
+package tokenizer
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"qtool/formats/vocab"
+)
+
+// Options of an encoding.
+type Options struct {
+	// AddSpecial puts the tokens around the text that the vocabulary says, such as BOS.
+	AddSpecial bool
+	// ParseSpecial makes the text of a special token that stands in the input that token. Without it,
+	// it is text like any other.
+	ParseSpecial bool
+}
+
+// Tokenizer encodes and decodes. It is not changed by use: several goroutines may share it.
+type Tokenizer struct {
+	d    *vocab.Definition
+	ids  map[string]int32
+	ends map[int32]bool
+
+	bytes [256]int32 // token of each byte, -1 for none
+	pairs map[[2]int32]ranked
+
+	raw, normalized []added // to be found before and after normalization
+}
+
+// ranked is what a merge makes, and when.
+type ranked struct {
+	rank int32
+	into int32
+}
+
+// added is a token that is looked for in the text.
+type added struct {
+	vocab.Added
+	text string // to look for
+}
+
+// New prepares a tokenizer.
+func New(d *vocab.Definition) (*Tokenizer, error) {
+	t := &Tokenizer{d: d, ids: make(map[string]int32, len(d.Tokens)), ends: make(map[int32]bool)}
+	for i, tok := range d.Tokens {
+		if _, ok := t.ids[tok.Text]; !ok {
+			t.ids[tok.Text] = int32(i)
+		}
+	}
+	for _, id := range d.EndTokens() {
+		t.ends[id] = true
+	}
+	for b := range t.bytes {
+		name := fmt.Sprintf("<0x%02X>", b)
+		if d.Model == vocab.ByteLevel {
+			name = string(byteRunes[b])
+		}
+		t.bytes[b] = -1
+		if id, ok := t.ids[name]; ok && (d.Model != vocab.SentencePiece || d.ByteFallback) {
+			t.bytes[b] = id
+		}
+	}
+	if len(d.Merges) > 0 {
+		t.pairs = make(map[[2]int32]ranked, len(d.Merges))
+		for i, m := range d.Merges {
+			key := [2]int32{m.Left, m.Right}
+			if _, ok := t.pairs[key]; !ok {
+				t.pairs[key] = ranked{int32(i), m.Into}
+			}
+		}
+	}
+	for _, s := range d.Splits {
+		if s.Op == vocab.SplitPattern && scanners[s.Pattern] == nil {
+			return nil, fmt.Errorf("text pattern %q has no scanner", s.Pattern)
+		}
+	}
+	for _, a := range d.Added {
+		if a.Normalized {
+			if text := t.normalize(a.Text); text != "" {
+				t.normalized = append(t.normalized, added{a, text})
+			}
+		} else {
+			t.raw = append(t.raw, added{a, a.Text})
+		}
+	}
+	// Of several that begin at the same place the longest counts.
+	for _, list := range [][]added{t.raw, t.normalized} {
+		slices.SortStableFunc(list, func(a, b added) int { return len(b.text) - len(a.text) })
+	}
+	return t, nil
+}
+
+// Size is the number of tokens of the vocabulary.
+func (t *Tokenizer) Size() int { return len(t.d.Tokens) }
+
+// BOS is the token that begins a text, -1 where there is none.
+func (t *Tokenizer) BOS() int32 { return t.d.BOS }
+
+// AddsBOS reports whether AddSpecial puts BOS first.
+func (t *Tokenizer) AddsBOS() bool {
+	return len(t.d.Prefix) > 0 && t.d.BOS >= 0 && t.d.Prefix[0] == t.d.BOS
+}
+
+// EndsText reports whether nothing is to be generated after the token.
+func (t *Tokenizer) EndsText(id int32) bool { return t.ends[id] }
+
+// Encode gives the tokens of a text. Bytes that are no UTF-8 count as U+FFFD, one for each maximal part of
+// a character, as Unicode recommends and Python does.
+func (t *Tokenizer) Encode(text string, o Options) []int32 {
+	e := &encoder{t: t, options: o, cache: make(map[string][]int32)}
+	if o.AddSpecial {
+		e.out = append(e.out, t.d.Prefix...)
+	}
+	e.first = true
+	e.find(valid(text), t.raw, func(s string) {
+		e.find(t.normalize(s), t.normalized, e.pieces)
+	})
+	if o.AddSpecial {
+		e.out = append(e.out, t.d.Suffix...)
+	}
+	return e.out
+}
+
+// encoder is one run of Encode.
+type encoder struct {
+	t       *Tokenizer
+	options Options
+	out     []int32
+	first   bool // nothing of the text has been encoded yet
+	cache   map[string][]int32
+	merger  merger
+}
+
+// find emits the added tokens in text and calls rest for what lies between them.
+func (e *encoder) find(text string, list []added, rest func(string)) {
+	wanted := list
+	if !e.options.ParseSpecial {
+		wanted = nil
+		for _, a := range list {
+			if !a.Special {
+				wanted = append(wanted, a)
+			}
+		}
+	}
+	if len(wanted) == 0 {
+		if text != "" {
+			rest(text)
+		}
+		return
+	}
+	var begins [256]bool
+	for _, a := range wanted {
+		begins[a.text[0]] = true
+	}
+	from := 0
+	for at := 0; at < len(text); {
+		if !begins[text[at]] {
+			at++
+			continue
+		}
+		a, ok := match(text, at, wanted)
+		if !ok {
+			at++
+			continue
+		}
+		start, end := at, at+len(a.text)
+		if a.LStrip {
+			start = from + len(strings.TrimRightFunc(text[from:at], unicode.IsSpace))
+		}
+		if a.RStrip {
+			end = len(text) - len(strings.TrimLeftFunc(text[end:], unicode.IsSpace))
+		}
+		if start > from {
+			rest(text[from:start])
+		}
+		e.out = append(e.out, a.ID)
+		e.first = false
+		from, at = end, end
+	}
+	if from < len(text) {
+		rest(text[from:])
+	}
+}
+
+// match finds the longest added token at a place.
+func match(text string, at int, list []added) (added, bool) {
+	for _, a := range list {
+		if !strings.HasPrefix(text[at:], a.text) {
+			continue
+		}
+		if a.SingleWord {
+			before, _ := utf8.DecodeLastRuneInString(text[:at])
+			after, _ := utf8.DecodeRuneInString(text[at+len(a.text):])
+			if at > 0 && wordRune(before) || at+len(a.text) < len(text) && wordRune(after) {
+				continue
+			}
+		}
+		return a, true
+	}
+	return added{}, false
+}
+
+func wordRune(r rune) bool { return r == '_' || unicode.IsLetter(r) || unicode.IsNumber(r) }
+
+// pieces cuts a text by the steps of pre-tokenization and encodes each piece.
+func (e *encoder) pieces(text string) {
+	e.split(text, e.t.d.Splits)
+	e.first = false
+}
+
+// split applies the first of steps and hands the pieces to the others.
+func (e *encoder) split(text string, steps []vocab.Split) {
+	if text == "" {
+		return
+	}
+	if len(steps) == 0 {
+		e.piece(text)
+		return
+	}
+	s := steps[0]
+	next := func(part string) { e.split(part, steps[1:]) }
+	switch s.Op {
+	case vocab.SplitPattern:
+		scan := scanners[s.Pattern]
+		from := 0
+		for at := 0; at < len(text); {
+			end := scan(text, at)
+			if end <= at {
+				_, size := utf8.DecodeRuneInString(text[at:])
+				at += size
+				continue
+			}
+			if at > from {
+				next(text[from:at])
+			}
+			next(text[at:end])
+			from, at = end, end
+		}
+		if from < len(text) {
+			next(text[from:])
+		}
+	case vocab.SplitBytes:
+		if s.PrependSpace != "never" && text[0] != ' ' {
+			text = " " + text
+		}
+		next(text)
+	case vocab.SplitSpaces:
+		text = strings.ReplaceAll(text, " ", space)
+		if (s.PrependSpace == "always" || s.PrependSpace == "first" && e.first) && !strings.HasPrefix(text, space) {
+			text = space + text
+		}
+		if !s.Cut {
+			next(text)
+			return
+		}
+		for len(text) > 0 {
+			end := len(text)
+			if i := strings.Index(text[1:], space); i >= 0 {
+				end = i + 1
+			}
+			next(text[:end])
+			text = text[end:]
+		}
+	case vocab.SplitBertWord:
+		bertWords(text, next)
+	}
+}
+
+// space is the character that SentencePiece writes for a space.
+const space = "▁"
+
+// cachedBytes and cachedPieces bound what is remembered of pieces during one encoding.
+const (
+	cachedBytes  = 64
+	cachedPieces = 1 << 16
+)
+
+// piece encodes one piece by the model.
+func (e *encoder) piece(text string) {
+	known, ok := e.cache[text]
+	if ok {
+		e.out = append(e.out, known...)
+		return
+	}
+	from := len(e.out)
+	switch e.t.d.Model {
+	case vocab.ByteLevel:
+		e.byteLevel(text)
+	case vocab.WordPiece:
+		e.wordPiece(text)
+	default:
+		e.sentencePiece(text)
+	}
+	if len(text) <= cachedBytes && len(e.cache) < cachedPieces {
+		e.cache[text] = slices.Clone(e.out[from:])
+	}
+}
+
+// unknown emits the token for what the vocabulary lacks.
+func (e *encoder) unknown() {
+	if e.t.d.Unknown >= 0 {
+		e.out = append(e.out, e.t.d.Unknown)
+	}
+}
+
+// valid replaces what is not UTF-8.
+func valid(s string) string {
+	if utf8.ValidString(s) {
+		return s
+	}
+	var b strings.Builder
+	for len(s) > 0 {
+		r, size := utf8.DecodeRuneInString(s)
+		if r == utf8.RuneError && size == 1 {
+			size = maximalPart(s)
+		}
+		b.WriteRune(r)
+		s = s[size:]
+	}
+	return b.String()
+}
+
+// maximalPart is the length of the longest beginning of a damaged text that could begin a character.
+func maximalPart(s string) int {
+	n := 1
+	for n < min(len(s), 3) {
+		if utf8.FullRuneInString(s[:n]) { // nothing could follow: it is damaged already
+			break
+		}
+		if utf8.FullRuneInString(s[:n+1]) { // the next byte does not belong
+			break
+		}
+		n++
+	}
+	return n
+}
