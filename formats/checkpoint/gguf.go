@@ -75,6 +75,13 @@ func (s *ggufSource) readFile(name string) ([]byte, error) {
 	if text, isText := v.Str(); ok && isText {
 		return []byte(text), nil
 	}
+	if list, isBytes := v.Ints(); ok && isBytes && v.Elem == gguf.TypeU8 { // what is no UTF-8
+		data := make([]byte, len(list))
+		for i, b := range list {
+			data[i] = byte(b)
+		}
+		return data, nil
+	}
 	return nil, fmt.Errorf("%s: %s: %w", s.f.Path(), name, fs.ErrNotExist)
 }
 

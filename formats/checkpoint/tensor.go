@@ -53,6 +53,12 @@ func (t *Tensor) Storage() string { return t.storage.name }
 // DType is the plain type in which the values are stored, and false for packed and block types.
 func (t *Tensor) DType() (formats.DType, bool) { return t.storage.dtype, t.storage.dtype != "" }
 
+// Block is the ggml type in whose blocks the values are stored, and false for plain types and packed
+// matrices.
+func (t *Tensor) Block() (ggml.Type, bool) {
+	return t.storage.block, t.storage.dtype == "" && !t.storage.packed
+}
+
 // Packed reports whether the tensor is a packed matrix.
 func (t *Tensor) Packed() bool { return t.storage.packed }
 

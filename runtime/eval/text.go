@@ -81,3 +81,8 @@ func invalidAt(s string) int {
 	}
 	return len(s)
 }
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"qtool/runtime/eval"
+)
+
+// evalOptions are the flags that say how a model is measured.
+type evalOptions struct {
+	data      string
+	context   int
+	rule      string
+	stride    int
+	maxTokens int
+	threads   int
+
+	maxPPL, minTop1 string
+	maxKLD          float64
+}
+
+// addFlags declares the flags on a command.
+func (o *evalOptions) addFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&o.data, "data", "", "text to evaluate on (default: eval.txt beside the model, else a short built-in text)")
+	f.IntVarP(&o.context, "context", "c", 512, "tokens of a window")
+	f.StringVar(&o.rule, "rule", string(eval.RuleLlamaCpp), "perplexity rule: llama.cpp (second half of each window) or sliding (Hugging Face's)")
+	f.IntVar(&o.stride, "stride", 0, "tokens between windows of the sliding rule (default: half a window)")
+	f.IntVar(&o.maxTokens, "max-tokens", 0, "use only so many tokens of the text (0: all)")
+	f.IntVarP(&o.threads, "threads", "t", 0, "threads (0: one for each usable CPU)")
+	f.StringVar(&o.maxPPL, "max-ppl-increase", "", "gate: largest increase of perplexity over the baseline, such as 1% or 0.01")
+	f.Float64Var(&o.maxKLD, "max-kld", 0, "gate: largest mean KL divergence from the baseline, nats")
+	f.StringVar(&o.minTop1, "min-top1", "", "gate: least share of positions with the baseline's first choice, such as 0.97 or 97%")
+}
+
+// request checks the flags and makes a request of them, without the models.
+func (o *evalOptions) request(cmd *cobra.Command) (eval.Request, error) {
+	r := eval.Request{Data: o.data, Threads: o.threads, MaxTokens: o.maxTokens, Rule: eval.Rule{Kind: eval.RuleKind(o.rule), Context: o.context}}
+	if r.Rule.Kind == eval.RuleSliding {
+		r.Rule.Stride = o.stride
+		if o.stride == 0 {
+			r.Rule.Stride = max(o.context/2, 1)
+		}
+	} else if o.stride != 0 {
+		return r, usagef("--stride belongs to --rule sliding")
+	}
+	if err := r.Rule.Validate(); err != nil {
+		return r, usageError{err}
+	}
+	if o.threads < 0 || o.maxTokens < 0 {
+		return r, usagef("--threads and --max-tokens must not be negative")
+	}
+	for _, g := range []struct {
+		flag, value string
+		limit       **float64
+	}{{"max-ppl-increase", o.maxPPL, &r.Limits.MaxPPLIncrease}, {"min-top1", o.minTop1, &r.Limits.MinTop1}} {
+		if !cmd.Flags().Changed(g.flag) {
+			continue
+		}
+		v, err := eval.ParseShare(g.value)
+		if err != nil {
+			return r, usagef("--%s: %w", g.flag, err)
+		}
+		*g.limit = &v
+	}
+	if cmd.Flags().Changed("max-kld") {
+		r.Limits.MaxKLD = &o.maxKLD
+	}
+	return r, nil
+}
+
+func newEval() *cobra.Command {
+	var o evalOptions
+	var baseline string
+	var asJSON, quiet bool
+	cmd := &cobra.Command{
+		Use:   "eval MODEL",
+		Short: "Measure what a model predicts, and how far it is from a baseline",
+		Long: `eval runs the model and prints its perplexity on a text, with the standard error.
+With --baseline it also runs the model that this one was made from on the same
+tokens, and prints how far their predictions are apart: KL divergence, rate of
+equal first choices, change of the true token's probability.
+
+Gates (--max-ppl-increase, --max-kld, --min-top1) make it exit with status 3
+when they are not met; they need --baseline.`,
+		Example: `  qtool eval llama-7b-w4.qpk --baseline llama-7b
+  qtool eval llama-7b-w4.qpk --baseline llama-7b --data wiki.test.raw --max-ppl-increase 1% --min-top1 0.97
+  qtool eval model.gguf --data text.txt -c 2048 --rule sliding --stride 512 --json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := o.request(cmd)
+			if err != nil {
+				return err
+			}
+			if r.Limits.Any() && baseline == "" {
+				return usagef("gates compare with a baseline: give --baseline")
+			}
+			if r.Model, err = find(args[0]); err != nil {
+				return err
+			}
+			if baseline != "" {
+				if r.Baseline, err = find(baseline); err != nil {
+					return err
+				}
+			}
+			report, ok, err := evaluate(cmd.Context(), r, quiet)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				err = writeJSON(cmd.OutOrStdout(), report)
+			} else {
+				err = printReport(cmd.OutOrStdout(), report)
+			}
+			if err == nil && !ok {
+				err = errGate
+			}
+			return err
+		},
+	}
+	o.addFlags(cmd)
+	cmd.Flags().StringVar(&baseline, "baseline", "", "model to compare with, normally the source")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "no progress")
+	return cmd
+}
+
+// evaluate measures with a progress display.
+func evaluate(ctx context.Context, r eval.Request, quiet bool) (*eval.Report, bool, error) {
+	var p *progress
+	r.Progress = func(s eval.Progress) {
+		if p == nil {
+			p = newProgress("evaluate", int64(s.Windows), false, quiet)
+		}
+		p.set(int64(s.Window), fmt.Sprintf("perplexity %.4f", s.Perplexity))
+	}
+	report, ok, err := eval.Run(ctx, r)
+	if p != nil {
+		p.finish()
+	}
+	return report, ok, err
+}
+
+// printReport prints the accuracy table.
+func printReport(w io.Writer, r *eval.Report) error {
+	t := newTable(w)
+	line := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	line("model", "%s (%s, %.3f bits per weight)", r.Model, sizeText(r.SizeBytes), r.BitsPerWeight)
+	if r.BaselineSizeBytes != nil {
+		line("baseline", "%s (%s, %.3f bits per weight)", r.Baseline, sizeText(*r.BaselineSizeBytes), *r.BaselineBitsPerWeight)
+	}
+	line("text", "%s, %s tokens", r.Data, countText(int64(r.Tokens)))
+	rule := r.Rule
+	if r.Stride > 0 {
+		rule = fmt.Sprintf("%s, stride %d", rule, r.Stride)
+	}
+	line("rule", "%s, windows of %d: %d, %s tokens scored", rule, r.Context, r.Windows, countText(int64(r.Scored)))
+	line("perplexity", "%.4f ± %.4f", r.Perplexity, r.PerplexityErr)
+	if r.BaselinePerplexity != nil {
+		line("baseline perplexity", "%.4f ± %.4f", *r.BaselinePerplexity, *r.BaselinePerplexityErr)
+		line("change", "%+.3f %% ± %.3f %%", 100*(*r.PerplexityRatio-1), 100**r.PerplexityRatioErr)
+		line("KL divergence, mean", "%.6f ± %.6f nats", *r.KLMean, *r.KLMeanErr)
+		line("  median · 99 % · 99.9 % · max", "%.6f · %.5f · %.5f · %.5f", *r.KLMedian, *r.KLP99, *r.KLP999, *r.KLMax)
+		line("same first choice", "%s ± %s", percentText(*r.SameTop1), percentText(*r.SameTop1Err))
+		line("RMS change of p(true token)", "%s", percentText(*r.RMSDeltaP))
+	}
+	line("run with", "%s kernels, %d threads, NUMA %s, %.1f s", r.Runtime.CPU, r.Runtime.Threads, r.Runtime.NUMA, r.Seconds)
+	for _, g := range r.Gates {
+		state := "met"
+		if !g.OK {
+			state = "NOT MET"
+		}
+		line("gate "+g.Name, "%s: %.6g, limit %.6g", state, g.Value, g.Limit)
+	}
+	for _, warning := range r.Warnings {
+		line("note", "%s", warning)
+	}
+	return t.Flush()
+}

@@ -1,0 +1,325 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"qtool/convert"
+	"qtool/convert/quant"
+	"qtool/formats/checkpoint"
+	"qtool/formats/packed"
+	"qtool/runtime/eval"
+	"qtool/runtime/pool"
+)
+
+// quantizeOptions are the flags of quantize.
+type quantizeOptions struct {
+	eval evalOptions
+
+	bits             int
+	group            int
+	asymmetric       bool
+	scheme           string
+	embeddings, head string
+	rule             string
+	overrides        []string
+	output           string
+	clamp            bool
+	dryRun, noEval   bool
+	strict           bool
+	asJSON, quiet    bool
+}
+
+// quantizeReport is what `qtool quantize --json` prints. Keys may be added, none renamed.
+type quantizeReport struct {
+	Plan          []planLine   `json:"plan"`
+	Output        string       `json:"output"`
+	SizeBytes     int64        `json:"size_bytes"`
+	BitsPerWeight float64      `json:"bits_per_weight"`
+	Seconds       float64      `json:"seconds"`
+	Resumed       int          `json:"resumed"`
+	Fallbacks     int          `json:"fallbacks"`
+	Warnings      []string     `json:"warnings"`
+	Memory        int64        `json:"memory_bytes_expected"`
+	Expected      float64      `json:"seconds_expected"`
+	Eval          *eval.Report `json:"eval"`
+}
+
+type planLine struct {
+	Tensor        string  `json:"tensor"`
+	Shape         []int   `json:"shape"`
+	Source        string  `json:"source"`
+	Scheme        string  `json:"scheme"`
+	BitsPerWeight float64 `json:"bits_per_weight"`
+	Reason        string  `json:"reason"`
+}
+
+func newQuantize() *cobra.Command {
+	var o quantizeOptions
+	cmd := &cobra.Command{
+		Use:   "quantize MODEL",
+		Short: "Quantize a model into one packed file and measure what accuracy is left",
+		Long: `quantize reads a model tensor by tensor, writes a packed file (.qpk) with weights of
+4 or 8 bits, and then runs that file and the source on a text and prints the
+accuracy table. Nothing is calibrated: scales are searched for least squared
+error of the weights.
+
+Schemes: w8, w4 with groups of 32, 64, 128 or 256 weights, a for asymmetric:
+w4g32, w4g128a, w8g32. Embedding and head get 8 bits unless told otherwise,
+norms stay as they are.
+
+A run that is stopped, even killed, is taken up where it was by the same command.
+The same source and flags give the same bytes.`,
+		Example: `  qtool quantize --bits 4 llama-7b
+  qtool quantize --scheme w4g128 --head w4g32 llama-7b -o small.qpk --data wiki.test.raw
+  qtool quantize --bits 4 --tensor 'model.layers.0.**=w8' --dry-run llama-7b
+  qtool quantize --bits 4 llama-7b --max-ppl-increase 2% --json   # for a CI job: exit status 3 if not met`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return runQuantize(cmd, &o, args[0]) },
+	}
+	o.eval.addFlags(cmd)
+	f := cmd.Flags()
+	f.IntVar(&o.bits, "bits", 4, "bits of the linear layers' weights: 4 or 8")
+	f.IntVar(&o.group, "group", 0, "weights that share a scale: 32, 64, 128, 256 (default: 32 at 4 bits, 128 at 8)")
+	f.BoolVar(&o.asymmetric, "asymmetric", false, "a zero point for each group")
+	f.StringVar(&o.scheme, "scheme", "", "scheme of the linear layers, in place of --bits, --group, --asymmetric: w4g128a, w8, …")
+	f.StringVar(&o.embeddings, "embeddings", "w8", "scheme or type of the token embedding: w8, w4g32, f16, keep, …")
+	f.StringVar(&o.head, "head", "w8", "scheme or type of the output projection")
+	f.StringVar(&o.rule, "scale-rule", string(quant.Search), "how scales are chosen: search, or absmax (the plain rule, faster)")
+	f.StringArrayVar(&o.overrides, "tensor", nil, "PATTERN=SCHEME for tensors by name; * matches within dots, ** anything; the last match counts")
+	f.StringVarP(&o.output, "output", "o", "", "packed file to write (default: MODEL-w4.qpk in the current folder)")
+	f.BoolVar(&o.clamp, "clamp", false, "cut values beyond the range of a plain type instead of failing")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and stop; only headers are read")
+	f.BoolVar(&o.noEval, "no-eval", false, "do not measure the result")
+	f.BoolVar(&o.strict, "strict", false, "fail where the result is less than what was asked for: values clamped, warnings of the plan")
+	f.BoolVar(&o.asJSON, "json", false, "print one JSON object")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "no progress")
+	return cmd
+}
+
+// recipe makes a recipe of the flags.
+func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
+	linear := packed.Scheme{Bits: o.bits, Group: o.group, Asym: o.asymmetric}
+	if o.group == 0 {
+		linear.Group = packed.DefaultGroup4
+		if o.bits == 8 {
+			linear.Group = packed.DefaultGroup8
+		}
+	}
+	name := linear.String()
+	if o.scheme != "" {
+		for _, flag := range []string{"bits", "group", "asymmetric"} {
+			if cmd.Flags().Changed(flag) {
+				return convert.Recipe{}, usagef("--scheme and --%s say the same thing: give one", flag)
+			}
+		}
+		name = o.scheme
+	} else if err := linear.Validate(); err != nil {
+		return convert.Recipe{}, usageError{err}
+	}
+	r := convert.DefaultRecipe(convert.Choice(name))
+	if s, err := packed.ParseScheme(name); err == nil {
+		r.Linear = convert.Choice(s.String()) // one spelling: it is part of the file
+	}
+	r.Embeddings, r.Head, r.Rule, r.Clamp = convert.Choice(o.embeddings), convert.Choice(o.head), quant.Rule(o.rule), o.clamp
+	for _, s := range o.overrides {
+		over, err := convert.ParseOverride(s)
+		if err != nil {
+			return r, usagef("--tensor %w", err)
+		}
+		r.Overrides = append(r.Overrides, over)
+	}
+	if err := r.Validate(); err != nil {
+		return r, usageError{err}
+	}
+	return r, nil
+}
+
+func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err error) {
+	recipe, err := o.recipe(cmd)
+	if err != nil {
+		return err
+	}
+	request, err := o.eval.request(cmd)
+	if err != nil {
+		return err
+	}
+	if request.Limits.Any() && (o.noEval || o.dryRun) {
+		return usagef("gates need the evaluation, which --no-eval and --dry-run leave out")
+	}
+	path, err := find(model)
+	if err != nil {
+		return err
+	}
+	if o.output == "" {
+		o.output = convert.OutputName(path, recipe.Linear)
+	}
+	report, err := quantizeModel(cmd.Context(), path, recipe, o)
+	if err != nil {
+		return err
+	}
+	met := true
+	if !o.dryRun && !o.noEval {
+		if !o.asJSON {
+			if err := printQuantized(cmd.OutOrStdout(), report); err != nil {
+				return err
+			}
+		}
+		request.Model, request.Baseline = o.output, path
+		if report.Eval, met, err = evaluate(cmd.Context(), request, o.quiet); err != nil {
+			return fmt.Errorf("%s is written, but could not be evaluated: %w", o.output, err)
+		}
+	}
+	switch {
+	case o.asJSON:
+		err = writeJSON(cmd.OutOrStdout(), report)
+	case o.dryRun:
+		err = printPlan(cmd.OutOrStdout(), report)
+	case o.noEval:
+		err = printQuantized(cmd.OutOrStdout(), report)
+	default:
+		fmt.Fprintln(cmd.OutOrStdout())
+		err = printReport(cmd.OutOrStdout(), report.Eval)
+	}
+	switch {
+	case err != nil:
+		return err
+	case o.strict && report.Fallbacks > 0:
+		return fmt.Errorf("--strict: %d times the result is less than what was asked for: %v", report.Fallbacks, report.Warnings)
+	case !met:
+		return errGate
+	}
+	return nil
+}
+
+// quantizeModel plans, and writes the packed file unless only the plan is wanted.
+func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *quantizeOptions) (report *quantizeReport, err error) {
+	start := time.Now()
+	m, err := checkpoint.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	plan, err := convert.NewPlan(m, recipe)
+	if err != nil {
+		return nil, err
+	}
+	threads := o.eval.threads
+	if threads == 0 {
+		threads = pool.Available()
+	}
+	report = &quantizeReport{
+		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: plan.Memory(threads), Expected: plan.Seconds(threads),
+		Warnings: append(append([]string{}, m.Warnings()...), plan.Warnings...), Fallbacks: len(plan.Warnings),
+	}
+	for _, d := range plan.Decisions {
+		report.Plan = append(report.Plan, planLine{d.Tensor.Name, d.Tensor.Shape, d.Tensor.Storage(), d.Storage(), d.BitsPerWeight(), d.Reason})
+	}
+	if o.dryRun {
+		return report, nil
+	}
+	var bar *progress
+	result, err := convert.Quantize(ctx, m, plan, convert.Options{
+		Output: o.output, Threads: threads, Version: release,
+		Progress: func(done, total int64, tensor string) {
+			if bar == nil {
+				bar = newProgress("quantize", total, false, o.quiet)
+			}
+			bar.set(done, tensor)
+		},
+	})
+	if bar != nil {
+		bar.finish()
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("%w; the same command goes on from here", err)
+		}
+		return nil, err
+	}
+	report.SizeBytes, report.Resumed = result.Bytes, result.Resumed
+	report.Warnings = append(report.Warnings, result.Warnings...)
+	if result.Clamped > 0 {
+		report.Fallbacks++
+	}
+	if result.Discarded {
+		fmt.Fprintln(os.Stderr, "qtool: an unfinished file of another plan or source was discarded")
+	}
+	report.Seconds = time.Since(start).Seconds()
+	return report, nil
+}
+
+// printPlan prints the decision for each tensor and what to expect.
+func printPlan(w io.Writer, r *quantizeReport) error {
+	t := newTable(w)
+	fmt.Fprintln(t, "tensor\tshape\tstored as\twill be\tbits per weight\twhy")
+	for _, l := range r.Plan {
+		fmt.Fprintf(t, "%s\t%v\t%s\t%s\t%.3f\t%s\n", l.Tensor, l.Shape, l.Source, l.Scheme, l.BitsPerWeight, l.Reason)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\n%s, %.3f bits per weight: %s on disk, about %s of memory, about %s\n", r.Output, r.BitsPerWeight,
+		sizeText(r.SizeBytes), sizeText(r.Memory), durationText(r.Expected))
+	printWarnings(w, r.Warnings)
+	return nil
+}
+
+// printQuantized prints what was written, scheme by scheme.
+func printQuantized(w io.Writer, r *quantizeReport) error {
+	type total struct {
+		tensors int
+		weights int64
+	}
+	totals := make(map[string]*total)
+	var order []string
+	for _, l := range r.Plan {
+		n := int64(1)
+		for _, d := range l.Shape {
+			n *= int64(d)
+		}
+		if totals[l.Scheme] == nil {
+			totals[l.Scheme] = &total{}
+			order = append(order, l.Scheme)
+		}
+		totals[l.Scheme].tensors++
+		totals[l.Scheme].weights += n
+	}
+	fmt.Fprintf(w, "%s: %s, %.3f bits per weight, in %s\n", r.Output, sizeText(r.SizeBytes), r.BitsPerWeight, durationText(r.Seconds))
+	t := newTable(w)
+	for _, name := range order {
+		fmt.Fprintf(t, "  %s\t%d tensors\t%s weights\n", name, totals[name].tensors, countText(totals[name].weights))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if r.Resumed > 0 {
+		fmt.Fprintf(w, "  %d tensors were finished by an earlier run\n", r.Resumed)
+	}
+	printWarnings(w, r.Warnings)
+	return nil
+}
+
+func printWarnings(w io.Writer, warnings []string) {
+	for _, s := range warnings {
+		fmt.Fprintln(w, "note:", s)
+	}
+}
+
+// durationText gives seconds as a person reads them.
+func durationText(seconds float64) string {
+	d := time.Duration(seconds * float64(time.Second))
+	switch {
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1f s", seconds)
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%.0f s", seconds)
+	}
+	return d.Round(time.Second).String()
+}

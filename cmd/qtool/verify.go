@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/spf13/cobra"
+
+	"qtool/formats/checkpoint"
+	"qtool/formats/mapped"
+	"qtool/formats/packed"
+)
+
+// verification is what `qtool verify --json` prints.
+type verification struct {
+	Model     string `json:"model"`
+	Container string `json:"container"`
+	Tensors   int    `json:"tensors"`
+	SizeBytes int64  `json:"size_bytes"`
+	Digests   bool   `json:"digests"` // the data were compared with digests
+}
+
+func newVerify() *cobra.Command {
+	var asJSON, quiet bool
+	cmd := &cobra.Command{
+		Use:   "verify MODEL",
+		Short: "Check that a model is whole",
+		Long: `verify checks every header of a model as opening it does, and reads all data. Of a packed
+file it compares the data of each tensor with the digest in the header; the other
+containers have none, so it looks for values that are not numbers.`,
+		Example: `  qtool verify llama-7b-w4.qpk`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path, err := find(args[0])
+			if err != nil {
+				return err
+			}
+			v, err := verify(cmd.Context(), path, quiet)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), v)
+			}
+			how := "every value is a number (this container has no digests)"
+			if v.Digests {
+				how = "all data have the digests of the header"
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: whole, %d tensors, %s; %s\n", v.Model, v.Tensors, sizeText(v.SizeBytes), how)
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "no progress")
+	return cmd
+}
+
+func verify(ctx context.Context, path string, quiet bool) (v *verification, err error) {
+	m, err := checkpoint.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	v = &verification{Model: path, Container: string(m.Container()), Tensors: len(m.Tensors())}
+	v.SizeBytes, _ = m.Size()
+	if m.Container() == checkpoint.Packed {
+		v.Digests = true
+		return v, verifyDigests(ctx, path, quiet)
+	}
+	bar := newProgress("verify", v.SizeBytes, true, quiet)
+	defer bar.finish()
+	var done int64
+	for _, t := range m.Tensors() {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if err := finite(t); err != nil {
+			return nil, err
+		}
+		done += t.Bytes()
+		bar.set(done, "")
+	}
+	return v, nil
+}
+
+// verifyDigests compares the data of a packed file with its digests.
+func verifyDigests(ctx context.Context, path string, quiet bool) (err error) {
+	p, err := packed.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	var bar *progress
+	err = p.Verify(func(done, total int64) error {
+		if bar == nil {
+			bar = newProgress("verify", total, true, quiet)
+		}
+		bar.set(done, "")
+		return ctx.Err()
+	})
+	if bar != nil {
+		bar.finish()
+	}
+	return err
+}
+
+// finite reads a tensor and says where it holds something that is no number.
+func finite(t *checkpoint.Tensor) error {
+	if err := t.CanRead(); err != nil {
+		return err
+	}
+	return mapped.Guard(func() error {
+		var r checkpoint.Reader
+		row := make([]float32, t.Cols())
+		for i := range t.Rows() {
+			if err := t.ReadRows(row, i, 1, &r); err != nil {
+				return err
+			}
+			for k, v := range row {
+				if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
+					return fmt.Errorf("tensor %q: the value at row %d, column %d is %g", t.Name, i, k, v)
+				}
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,172 @@
+package convert
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"unsafe"
+
+	"qtool/convert/quant"
+	"qtool/formats"
+	"qtool/formats/checkpoint"
+	"qtool/formats/ggml"
+	"qtool/formats/half"
+	"qtool/formats/packed"
+)
+
+// ErrOverflow means that a value is beyond the range of the type that it is to be stored as.
+var ErrOverflow = errors.New("value out of range")
+
+// sumFloats is the digest of values as little-endian float32.
+func sumFloats(values []float32) packed.Digest {
+	if len(values) == 0 {
+		return packed.Sum(nil)
+	}
+	if one := uint16(1); *(*byte)(unsafe.Pointer(&one)) == 1 {
+		return packed.Sum(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(values))), 4*len(values)))
+	}
+	raw := make([]byte, 4*len(values))
+	half.EncodeF32(raw, values)
+	return packed.Sum(raw)
+}
+
+// packing is the item of a tensor that is quantized.
+func packing(t *checkpoint.Tensor, s packed.Scheme, rule quant.Rule) item {
+	rows, cols := t.Rows(), t.Cols()
+	return item{
+		tensor: t, size: int64(s.Bytes(rows, cols)), unit: packed.Panel, unitBytes: s.PanelBytes(cols),
+		encoder: func() func([]byte, []float32, int, int) (int, error) {
+			q := quant.New(s, rule)
+			panel := make([]packed.Codes, packed.Panel)
+			for i := range panel {
+				panel[i] = packed.NewCodes(s, cols)
+			}
+			size := s.PanelBytes(cols)
+			return func(dst []byte, values []float32, first, n int) (int, error) {
+				for at := 0; at < n; at += packed.Panel {
+					part := panel[:min(packed.Panel, n-at)]
+					for r := range part {
+						if err := q.Row(part[r], values[(at+r)*cols:(at+r+1)*cols], nil); err != nil {
+							return 0, rowError(t, first+at+r, err)
+						}
+					}
+					packed.PackPanel(s, dst[at/packed.Panel*size:(at/packed.Panel+1)*size], part, cols)
+				}
+				return 0, nil
+			}
+		},
+	}
+}
+
+// copying is the item of a packed matrix that stays as it is.
+func copying(t *checkpoint.Tensor) item {
+	m := t.Matrix()
+	return item{
+		tensor: t, size: t.Bytes(), unit: packed.Panel, unitBytes: m.Scheme.PanelBytes(m.Cols),
+		encoder: func() func([]byte, []float32, int, int) (int, error) {
+			return func(dst []byte, _ []float32, first, n int) (int, error) {
+				for p := first / packed.Panel; p*packed.Panel < first+n; p++ {
+					at := (p - first/packed.Panel) * m.Scheme.PanelBytes(m.Cols)
+					copy(dst[at:], m.Panel(p))
+				}
+				return 0, nil
+			}
+		},
+	}
+}
+
+// plain is the item of a tensor that is stored value by value. clamp cuts values to the range of the type
+// instead of failing.
+func plain(t *checkpoint.Tensor, d formats.DType, clamp bool) (item, error) {
+	width, ok := d.Bits()
+	if !ok {
+		return item{}, fmt.Errorf("tensor %q: element type %q cannot be written", t.Name, d)
+	}
+	if own, isPlain := t.DType(); isPlain && own == d && !t.Reordered() {
+		return raw(t), nil
+	}
+	var encode func(dst []byte, src []float32) int
+	limit := float32(math.MaxFloat32)
+	switch d {
+	case formats.F32:
+		encode = func(dst []byte, src []float32) int { half.EncodeF32(dst, src); return 0 }
+	case formats.F16:
+		encode, limit = half.EncodeF16, 65504
+	case formats.BF16:
+		encode, limit = half.EncodeBF16, half.BF16ToF32(0x7f7f)
+	default:
+		return item{}, formats.Unsupported("", t.Name, "values of type %s cannot be written as %s", t.Storage(), d)
+	}
+	cols := t.Cols()
+	return item{
+		tensor: t, size: int64(t.Elements()) * int64(width/8), unit: 1, unitBytes: cols * width / 8,
+		encoder: func() func([]byte, []float32, int, int) (int, error) {
+			return func(dst []byte, values []float32, first, _ int) (int, error) {
+				if encode(dst, values) == 0 {
+					return 0, nil
+				}
+				clamped := 0
+				for i, v := range values {
+					if abs := float32(math.Abs(float64(v))); abs <= limit || math.IsInf(float64(abs), 0) || v != v {
+						continue
+					}
+					if !clamp {
+						return 0, rowError(t, first+i/cols, fmt.Errorf("column %d: %w: %g exceeds %s; use --clamp to cut such values", i%cols, ErrOverflow, v, d))
+					}
+					values[i] = float32(math.Copysign(float64(limit), float64(v)))
+					clamped++
+				}
+				encode(dst, values)
+				return clamped, nil
+			}
+		},
+	}, nil
+}
+
+// raw is the item of a tensor whose bytes are copied.
+func raw(t *checkpoint.Tensor) item {
+	rows := max(t.Rows(), 1)
+	size := int(t.Bytes()) / rows
+	return item{
+		tensor: t, size: t.Bytes(), unit: 1, unitBytes: size,
+		encoder: func() func([]byte, []float32, int, int) (int, error) {
+			return func(dst []byte, _ []float32, first, n int) (int, error) {
+				t.ReadRaw(dst, first, n)
+				return 0, nil
+			}
+		},
+	}
+}
+
+// blocks is the item of a tensor that is stored in a type of ggml's. shift is added to each value, and row
+// gives the row of the tensor that is stored as row i.
+func blocks(t *checkpoint.Tensor, typ ggml.Type, shift float32) (item, error) {
+	cols := t.Cols()
+	size, err := typ.RowBytes(cols)
+	if err != nil {
+		return item{}, fmt.Errorf("tensor %q: %w", t.Name, err)
+	}
+	return item{
+		tensor: t, size: int64(size) * int64(t.Rows()), unit: 1, unitBytes: size,
+		encoder: func() func([]byte, []float32, int, int) (int, error) {
+			return func(dst []byte, values []float32, first, _ int) (int, error) {
+				if shift != 0 {
+					for i := range values {
+						values[i] += shift
+					}
+				}
+				err := ggml.Quantize(dst, values, typ)
+				var v *ggml.ValueError
+				if errors.As(err, &v) {
+					return 0, rowError(t, first+v.Index/cols, fmt.Errorf("column %d: %w", v.Index%cols, v.Err))
+				}
+				return 0, err
+			}
+		},
+	}, nil
+}
+
+// rowError says which row of which tensor a value is in.
+func rowError(t *checkpoint.Tensor, row int, err error) error {
+	return fmt.Errorf("tensor %q, row %d: %w", t.Name, row, err)
+}

@@ -1,0 +1,272 @@
+package convert
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+
+	"qtool/formats/checkpoint"
+	"qtool/formats/packed"
+	"qtool/formats/safetensors"
+)
+
+// Options of a run.
+type Options struct {
+	Output  string // path of the file to be written
+	Threads int
+	Version string // of the program, kept in the file
+	// Progress, if set, is told how many weights are done of all, and the tensor at hand.
+	Progress func(done, total int64, tensor string)
+}
+
+// Result of a run.
+type Result struct {
+	Bytes     int64 // of the file
+	Resumed   int   // tensors that an earlier run had finished
+	Discarded bool  // what an earlier run had left belonged to another plan
+	Clamped   int   // values cut to the range of their type
+	Warnings  []string
+}
+
+// provenance is what a packed file says of its making.
+type provenance struct {
+	Tool   string          `json:"tool"`
+	Source string          `json:"source"` // digest of all values, in the order of the plan
+	Recipe json.RawMessage `json:"recipe"`
+}
+
+// Quantize carries out the plan and writes the packed file: beside the output first, then in its place. A run
+// that was stopped is taken up where it was, and ends in the same bytes. Errors leave an older output as it
+// was.
+func Quantize(ctx context.Context, m *checkpoint.Model, p *Plan, o Options) (*Result, error) {
+	if err := checkOutput(o.Output, m); err != nil {
+		return nil, err
+	}
+	files, warnings, err := Files(m)
+	if err != nil {
+		return nil, err
+	}
+	q := &quantization{model: m, plan: p, options: o, result: &Result{Warnings: warnings}}
+	q.contents = packed.Contents{Files: files}
+	for _, d := range p.Decisions {
+		q.contents.Entries = append(q.contents.Entries, packed.Entry{Name: d.Tensor.Name, Shape: d.Tensor.Shape, Scheme: d.Scheme, DType: d.DType})
+	}
+	if err := q.run(ctx); err != nil {
+		return nil, fmt.Errorf("write %s: %w", o.Output, err)
+	}
+	return q.result, nil
+}
+
+// quantization is one run of Quantize.
+type quantization struct {
+	model    *checkpoint.Model
+	plan     *Plan
+	options  Options
+	contents packed.Contents
+	layout   *safetensors.Layout
+	places   map[string]safetensors.Tensor
+	work     *work
+	result   *Result
+}
+
+func (q *quantization) run(ctx context.Context) (err error) {
+	if err := q.lay(packed.Digest{}, nil); err != nil {
+		return err
+	}
+	key, err := q.key()
+	if err != nil {
+		return err
+	}
+	q.work, err = openWork(q.options.Output, key, q.layout.Size, func(name string) (int64, int64, bool) {
+		t, ok := q.places[name]
+		return t.Offset, t.Size, ok
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, q.work.close()) }()
+	q.result.Discarded = q.work.discarded
+	q.result.Resumed = len(q.work.done)
+	if err := q.tensors(ctx); err != nil {
+		return err
+	}
+	// A source that changed under us may have been read half old, half new.
+	if err := q.model.CheckSize(); err != nil {
+		return err
+	}
+	return q.finish()
+}
+
+// lay plans the file with the digests known so far.
+func (q *quantization) lay(source packed.Digest, digests map[string]packed.Digest) (err error) {
+	q.contents.Provenance, err = json.Marshal(provenance{Tool: "qtool " + q.options.Version, Source: source.String(), Recipe: q.plan.Recipe.json()})
+	if err != nil {
+		return err
+	}
+	if q.layout, err = q.contents.Layout(digests); err != nil {
+		return err
+	}
+	q.places = make(map[string]safetensors.Tensor, len(q.layout.Tensors))
+	for _, t := range q.layout.Tensors {
+		q.places[t.Name] = t
+	}
+	return nil
+}
+
+// key tells this job from any other: everything that decides the bytes, with size and time of change of the
+// source's files in place of their content.
+func (q *quantization) key() (string, error) {
+	h := xxh3.New()
+	_, _ = h.Write(q.layout.Header)
+	for _, f := range q.contents.Files {
+		_, _ = h.Write(f.Data)
+	}
+	for _, path := range q.model.Paths() {
+		info, err := os.Stat(path)
+		if err != nil {
+			return "", err
+		}
+		_ = binary.Write(h, binary.LittleEndian, []int64{info.Size(), info.ModTime().UnixNano()})
+	}
+	return packed.Digest(h.Sum128().Bytes()).String(), nil
+}
+
+// tensors writes what is not finished yet.
+func (q *quantization) tensors(ctx context.Context) error {
+	var items []item
+	var total, done int64
+	for _, d := range q.plan.Decisions {
+		total += int64(d.Tensor.Elements())
+		if _, ok := q.work.done[d.Tensor.Name]; ok {
+			done += int64(d.Tensor.Elements())
+			continue
+		}
+		it, err := d.item(q.plan.Recipe)
+		if err != nil {
+			return err
+		}
+		it.offset = q.places[d.Tensor.Name].Offset
+		items = append(items, it)
+	}
+	current := ""
+	if len(items) > 0 {
+		current = items[0].tensor.Name
+	}
+	s := &streamer{
+		out: q.work.data, threads: q.options.Threads,
+		finished: func(i int, o outcome) error {
+			if i+1 < len(items) {
+				current = items[i+1].tensor.Name
+			}
+			return q.work.finish(items[i].tensor.Name, o)
+		},
+		progress: func(weights int64) {
+			done += weights
+			if q.options.Progress != nil {
+				q.options.Progress(done, total, current)
+			}
+		},
+	}
+	return s.run(ctx, items)
+}
+
+// item gives what carries the decision out.
+func (d Decision) item(r Recipe) (item, error) {
+	switch {
+	case d.Scheme == nil:
+		return plain(d.Tensor, d.DType, r.Clamp)
+	case d.Tensor.Packed() && d.Tensor.Matrix().Scheme == *d.Scheme:
+		return copying(d.Tensor), nil
+	}
+	return packing(d.Tensor, *d.Scheme, r.Rule), nil
+}
+
+// finish writes the files that ride along and the header, and puts the output in its place.
+func (q *quantization) finish() error {
+	digests := make(map[string]packed.Digest)
+	source := xxh3.New()
+	for _, d := range q.plan.Decisions {
+		o := q.work.done[d.Tensor.Name]
+		digests[d.Tensor.Name] = o.digest
+		_, _ = source.Write(o.source[:])
+		q.result.Clamped += o.clamped
+	}
+	for _, f := range q.contents.Files {
+		name := packed.FilePrefix + f.Name
+		digests[name] = packed.Sum(f.Data)
+		if _, err := q.work.data.WriteAt(f.Data, q.places[name].Offset); err != nil {
+			return err
+		}
+	}
+	planned := q.layout.Size
+	if err := q.lay(packed.Digest(source.Sum128().Bytes()), digests); err != nil {
+		return err
+	}
+	if q.layout.Size != planned {
+		return fmt.Errorf("the header grew from %d to %d bytes", planned, q.layout.Size)
+	}
+	if _, err := q.work.data.WriteAt(q.layout.Header, 0); err != nil {
+		return err
+	}
+	if q.result.Clamped > 0 {
+		q.result.Warnings = append(q.result.Warnings, fmt.Sprintf("%d values were cut to the range of their type", q.result.Clamped))
+	}
+	q.result.Bytes = q.layout.Size
+	return q.work.commit(q.options.Output)
+}
+
+// checkOutput refuses an output that would destroy the source or cannot be a file.
+func checkOutput(path string, m *checkpoint.Model) error {
+	dir := filepath.Dir(path)
+	if info, err := os.Stat(dir); err != nil {
+		return fmt.Errorf("output %s: its folder: %w", path, err)
+	} else if !info.IsDir() {
+		return fmt.Errorf("output %s: %s is not a folder", path, dir)
+	}
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	if info.IsDir() {
+		return fmt.Errorf("output %s is a folder; name a file in it", path)
+	}
+	for _, source := range m.Paths() {
+		other, err := os.Stat(source)
+		if err == nil && os.SameFile(info, other) {
+			return fmt.Errorf("output %s is the same file as the source %s; choose another name", path, source)
+		}
+	}
+	return nil
+}
+
+// OutputName is the name of the packed file that is made of a model when none is given: that of the model,
+// with the bits of the linear layers.
+func OutputName(model string, linear Choice) string {
+	name := filepath.Base(filepath.Clean(model))
+	if i := slices.Index(strings.Split(filepath.ToSlash(filepath.Clean(model)), "/"), "snapshots"); i > 0 {
+		// A folder of the hub's cache is named by a revision; its model by models--organisation--name.
+		parts := strings.Split(filepath.ToSlash(filepath.Clean(model)), "/")
+		name = parts[i-1][strings.LastIndex(parts[i-1], "--")+1:]
+		name = strings.TrimPrefix(name, "-")
+	}
+	for _, ext := range []string{".gguf", ".safetensors", ".qpk", ".index.json"} {
+		name = strings.TrimSuffix(name, ext)
+	}
+	suffix := string(linear)
+	if s, err := packed.ParseScheme(suffix); err == nil {
+		suffix = fmt.Sprintf("w%d", s.Bits)
+	}
+	return name + "-" + suffix + ".qpk"
+}

@@ -1,0 +1,268 @@
+// Package convert carries models from one container to another: with other element types, or
+// quantized by a recipe into a packed file. Tensors stream through it; none is in memory as a whole.
+package convert
+
+import (
+	"encoding/json"
+	"fmt"
+	"path"
+	"strings"
+
+	"qtool/convert/quant"
+	"qtool/formats"
+	"qtool/formats/arch"
+	"qtool/formats/checkpoint"
+	"qtool/formats/packed"
+)
+
+// Choice is how a tensor is to be stored: a scheme's name (w4g32), a plain type (f32, f16, bf16), or keep
+// for the type that it has.
+type Choice string
+
+// Keep leaves a tensor in the type that it has.
+const Keep Choice = "keep"
+
+// plainTypes are the element types that a choice can name.
+var plainTypes = map[Choice]formats.DType{"f32": formats.F32, "f16": formats.F16, "bf16": formats.BF16}
+
+// Validate says what is wrong with the choice.
+func (c Choice) Validate() error {
+	if c == Keep || plainTypes[c] != "" {
+		return nil
+	}
+	_, err := packed.ParseScheme(string(c))
+	return err
+}
+
+// Override is the choice for the tensors that a pattern matches.
+type Override struct {
+	Pattern string `json:"pattern"` // of the name, with * for any part between dots and ** for anything
+	Choice  Choice `json:"choice"`
+}
+
+// ParseOverride reads PATTERN=CHOICE.
+func ParseOverride(s string) (Override, error) {
+	pattern, choice, ok := strings.Cut(s, "=")
+	o := Override{Pattern: strings.TrimSpace(pattern), Choice: Choice(strings.TrimSpace(choice))}
+	if !ok || o.Pattern == "" {
+		return o, fmt.Errorf("%q: expected PATTERN=SCHEME, such as \"model.layers.*.mlp.down_proj.weight=w8\"", s)
+	}
+	if _, err := path.Match(o.Pattern, ""); err != nil {
+		return o, fmt.Errorf("%q: %w", s, err)
+	}
+	return o, o.Choice.Validate()
+}
+
+// matches reports whether the pattern matches a tensor's name.
+func (o Override) matches(name string) bool {
+	// path.Match keeps * within slashes, as the parts of a tensor's name are kept by dots.
+	parts := func(s string) string { return strings.ReplaceAll(s, ".", "/") }
+	if ok, _ := path.Match(parts(o.Pattern), parts(name)); ok {
+		return true
+	}
+	before, after, ok := strings.Cut(o.Pattern, "**")
+	return ok && strings.HasPrefix(name, before) && strings.HasSuffix(name, after) && len(name) >= len(before)+len(after)
+}
+
+// Recipe is everything that decides the bytes of a packed file besides its source.
+type Recipe struct {
+	Linear     Choice     `json:"linear"`     // weights of linear layers
+	Embeddings Choice     `json:"embeddings"` // the token embedding
+	Head       Choice     `json:"head"`       // the output projection
+	Rule       quant.Rule `json:"scale_rule"`
+	Overrides  []Override `json:"overrides,omitempty"`
+	Clamp      bool       `json:"clamp,omitempty"` // values beyond a type's range are cut to it
+}
+
+// DefaultRecipe quantizes linear layers as linear says, embedding and head at 8 bits, by searched scales.
+func DefaultRecipe(linear Choice) Recipe {
+	return Recipe{Linear: linear, Embeddings: "w8", Head: "w8", Rule: quant.Search}
+}
+
+// Validate says what is wrong with the recipe.
+func (r Recipe) Validate() error {
+	for _, c := range []Choice{r.Linear, r.Embeddings, r.Head} {
+		if err := c.Validate(); err != nil {
+			return err
+		}
+	}
+	_, err := quant.ParseRule(string(r.Rule))
+	return err
+}
+
+// json gives the recipe as the packed file keeps it.
+func (r Recipe) json() json.RawMessage {
+	b, err := json.Marshal(r)
+	if err != nil {
+		panic(err) // strings and a flag
+	}
+	return b
+}
+
+// Decision is what becomes of one tensor.
+type Decision struct {
+	Tensor *checkpoint.Tensor
+	Scheme *packed.Scheme // nil for a tensor that stays plain
+	DType  formats.DType  // of a plain tensor
+	Reason string
+	Bytes  int64
+}
+
+// Storage names how the tensor will be stored.
+func (d Decision) Storage() string {
+	if d.Scheme != nil {
+		return d.Scheme.String()
+	}
+	return string(d.DType)
+}
+
+// BitsPerWeight is the storage by the number of weights.
+func (d Decision) BitsPerWeight() float64 {
+	return 8 * float64(d.Bytes) / float64(max(d.Tensor.Elements(), 1))
+}
+
+// Plan is the decision for every tensor of a model.
+type Plan struct {
+	Recipe    Recipe
+	Decisions []Decision
+	Warnings  []string
+}
+
+// NewPlan decides by the recipe. It looks at descriptions alone, not at data. It is an error where a
+// pattern matches nothing, or a choice cannot be carried out.
+func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
+	if err := r.Validate(); err != nil {
+		return nil, err
+	}
+	p := &Plan{Recipe: r}
+	used := make([]bool, len(r.Overrides))
+	for _, t := range m.Tensors() {
+		if err := t.CanRead(); err != nil {
+			return nil, err
+		}
+		choice, reason := r.choose(m.Config(), t)
+		for i, o := range r.Overrides {
+			if o.matches(t.Name) {
+				choice, reason, used[i] = o.Choice, "override "+o.Pattern, true
+			}
+		}
+		d, err := decide(t, choice)
+		if err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+		d.Reason = reason
+		p.Decisions = append(p.Decisions, d)
+	}
+	for i, o := range r.Overrides {
+		if !used[i] {
+			return nil, fmt.Errorf("override %q matches no tensor of the model", o.Pattern)
+		}
+	}
+	for _, d := range p.Decisions {
+		if t := d.Tensor; d.Scheme != nil && t.Packed() {
+			p.Warnings = append(p.Warnings, fmt.Sprintf("%s is quantized already (%s): it loses accuracy twice", t.Name, t.Storage()))
+		}
+	}
+	return p, nil
+}
+
+// choose is the recipe's choice without overrides, and why.
+func (r Recipe) choose(c *arch.Config, t *checkpoint.Tensor) (Choice, string) {
+	switch t.Role {
+	case arch.Embedding:
+		if c.TieEmbeddings {
+			return r.Embeddings, "embedding, also the head"
+		}
+		return r.Embeddings, "embedding"
+	case arch.Head:
+		return r.Head, "head"
+	case arch.Linear:
+		return r.Linear, "linear layer"
+	case arch.Norm:
+		return Keep, "norm, kept"
+	}
+	return Keep, t.Role.String() + ", kept"
+}
+
+// decide makes a decision of a choice.
+func decide(t *checkpoint.Tensor, c Choice) (Decision, error) {
+	d := Decision{Tensor: t}
+	if s, err := packed.ParseScheme(string(c)); err == nil {
+		if len(t.Shape) != 2 || t.Elements() == 0 {
+			return d, fmt.Errorf("shape %v cannot be stored as %s, which needs a matrix", t.Shape, c)
+		}
+		d.Scheme, d.Bytes = &s, int64(s.Bytes(t.Rows(), t.Cols()))
+		return d, nil
+	}
+	d.DType = plainTypes[c]
+	if c == Keep {
+		own, isPlain := t.DType()
+		switch {
+		case t.Packed():
+			s := t.Matrix().Scheme
+			d.Scheme, d.Bytes = &s, t.Bytes()
+			return d, nil
+		case isPlain:
+			d.DType = own
+		default:
+			d.DType = formats.F32 // of a block type: exact
+		}
+	}
+	width, ok := d.DType.Bits()
+	if !ok {
+		return d, fmt.Errorf("element type %q cannot be stored", d.DType)
+	}
+	d.Bytes = int64(t.Elements()) * int64(width) / 8
+	return d, nil
+}
+
+// Bytes is the size of all tensors.
+func (p *Plan) Bytes() int64 {
+	var n int64
+	for _, d := range p.Decisions {
+		n += d.Bytes
+	}
+	return n
+}
+
+// Weights is the number of elements of all tensors.
+func (p *Plan) Weights() int64 {
+	var n int64
+	for _, d := range p.Decisions {
+		n += int64(d.Tensor.Elements())
+	}
+	return n
+}
+
+// BitsPerWeight is the size of all tensors by the number of their elements.
+func (p *Plan) BitsPerWeight() float64 {
+	return 8 * float64(p.Bytes()) / float64(max(p.Weights(), 1))
+}
+
+// nanoseconds that one core takes for a weight, as measured on a Xeon of 2.x GHz by the benchmarks of
+// convert/quant; they give the time to expect.
+var nanoseconds = map[quant.Rule]float64{quant.AbsMax: 7, quant.Search: 150}
+
+// Seconds is roughly how long carrying out the plan will take with that many threads.
+func (p *Plan) Seconds(threads int) float64 {
+	var ns float64
+	for _, d := range p.Decisions {
+		cost := 2.0
+		if d.Scheme != nil {
+			cost = nanoseconds[p.Recipe.Rule]
+		}
+		ns += cost * float64(d.Tensor.Elements())
+	}
+	return ns / 1e9 / float64(max(threads, 1))
+}
+
+// Memory is roughly how much anonymous memory carrying out the plan will take with that many threads:
+// buffers, whatever the size of the model.
+func (p *Plan) Memory(threads int) int64 {
+	cols := 0
+	for _, d := range p.Decisions {
+		cols = max(cols, d.Tensor.Cols())
+	}
+	perWorker := int64(cols) * packed.Panel * (4 + 1) // decoded rows and codes
+	return 32<<20 + int64(threads)*perWorker + int64(slots(threads))*chunkBytes
+}

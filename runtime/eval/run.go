@@ -1,0 +1,131 @@
+package eval
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"qtool/formats/checkpoint"
+	"qtool/runtime/llama"
+	"qtool/runtime/tokenizer"
+)
+
+// Request says what to measure.
+type Request struct {
+	Model    string // path
+	Baseline string // path of the model to compare with; empty for none
+	Data     string // path of the text; empty for the one that came with a model, or the built-in one
+	Rule     Rule
+	Threads  int
+	// MaxTokens limits the text to that many tokens; 0 for all of it.
+	MaxTokens int
+	Limits    Limits
+	Progress  func(p Progress)
+}
+
+// Run measures a model by running it, and checks the limits. The report is complete even where a limit is not kept; ok
+// tells.
+func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
+	start := time.Now()
+	model, err := load(r.Model, r.Threads)
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() { err = errors.Join(err, model.close()) }()
+	report = &Report{Model: r.Model, Baseline: r.Baseline, Rule: string(r.Rule.Kind), Context: r.Rule.Context, Stride: r.Rule.Stride, Warnings: []string{}}
+	report.SizeBytes, report.BitsPerWeight = model.source.Size()
+	report.Runtime = Runtime{CPU: model.engine.CPU(), Threads: model.engine.Threads(), NUMA: model.engine.NUMA()}
+	report.Warnings = append(report.Warnings, model.source.Warnings()...)
+
+	var baseline Session
+	dirs := []string{folder(r.Model)}
+	if r.Baseline != "" {
+		base, err := load(r.Baseline, r.Threads)
+		if err != nil {
+			return nil, false, fmt.Errorf("baseline: %w", err)
+		}
+		defer func() { err = errors.Join(err, base.close()) }()
+		if base.engine.Vocab() != model.engine.Vocab() {
+			return nil, false, fmt.Errorf("%w: %s predicts %d tokens, the baseline %s %d",
+				ErrMismatch, r.Model, model.engine.Vocab(), r.Baseline, base.engine.Vocab())
+		}
+		baseline = base.engine.NewSession(r.Rule.Context)
+		size, bits := base.source.Size()
+		report.BaselineSizeBytes, report.BaselineBitsPerWeight = &size, &bits
+		dirs = append(dirs, folder(r.Baseline))
+	}
+	text, err := FindText(r.Data, dirs...)
+	if err != nil {
+		return nil, false, err
+	}
+	report.Data = text.Name
+	if text.BuiltIn {
+		report.Warnings = append(report.Warnings, "no text was given or came with the model: the figures are of the short built-in one; use --data for ones that say more")
+	}
+	if r.Rule.Context > model.engine.Config().MaxPositions {
+		report.Warnings = append(report.Warnings, fmt.Sprintf("windows of %d tokens are longer than the %d that the model was made for",
+			r.Rule.Context, model.engine.Config().MaxPositions))
+	}
+	tokens := model.tokens.Encode(text.Content, tokenizer.Options{AddSpecial: true})
+	if r.MaxTokens > 0 && len(tokens) > r.MaxTokens {
+		report.Warnings = append(report.Warnings, fmt.Sprintf("only the first %d of %d tokens were used", r.MaxTokens, len(tokens)))
+		tokens = tokens[:r.MaxTokens]
+	}
+	bos := int32(-1)
+	if model.tokens.AddsBOS() {
+		bos = model.tokens.BOS()
+	}
+	f, err := Measure(ctx, model.engine.NewSession(r.Rule.Context), baseline, tokens, Options{
+		Rule: r.Rule, BOS: bos, Vocab: model.engine.Vocab(), Progress: r.Progress,
+	})
+	if err != nil {
+		return nil, false, fmt.Errorf("evaluate %s on %s: %w", r.Model, text.Name, err)
+	}
+	report.set(f)
+	report.Seconds = time.Since(start).Seconds()
+	return report, report.Check(r.Limits), nil
+}
+
+// loaded is a model that can run.
+type loaded struct {
+	source *checkpoint.Model
+	engine *llama.Engine
+	tokens *tokenizer.Tokenizer
+}
+
+func load(path string, threads int) (*loaded, error) {
+	m, err := checkpoint.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	l := &loaded{source: m}
+	d, err := m.Vocabulary()
+	if err == nil {
+		l.tokens, err = tokenizer.New(d)
+	}
+	if err == nil && l.tokens.Size() > m.Config().Vocab {
+		err = fmt.Errorf("%s: the tokenizer has %d tokens, the model embeds %d", path, l.tokens.Size(), m.Config().Vocab)
+	}
+	if err == nil {
+		l.engine, err = llama.New(m, llama.Options{Threads: threads})
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return l, nil
+}
+
+func (l *loaded) close() error {
+	l.engine.Close()
+	return l.source.Close()
+}
+
+// folder is where files that came with a model are.
+func folder(path string) string {
+	if isDir(path) {
+		return path
+	}
+	return filepath.Dir(path)
+}
