@@ -136,5 +136,25 @@ def write(folder, state, shards):
         f.write("\n")
 
 
+def write_tokenizer():
+    """A tokenizer of 61 tokens, which fits every vocabulary here; the models themselves read ids."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+    letters = ["▁"] + [chr(c) for c in range(ord("a"), ord("z") + 1)] + list("ABCDEFGHIJKLMNOPQRSTU.,!?")
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("i", "n"), ("▁", "a"), ("e", "r")]
+    tokens = ["<unk>", "<s>", "</s>"] + letters + ["".join(m) for m in merges]
+    t = Tokenizer(models.BPE({k: i for i, k in enumerate(tokens)}, merges, unk_token="<unk>", fuse_unk=True))
+    t.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    t.add_special_tokens([AddedToken(k, normalized=False) for k in tokens[:3]])
+    t.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)])
+    t.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    folder = os.path.join(HERE, "tokenizer")
+    os.makedirs(folder, exist_ok=True)
+    t.save(os.path.join(folder, "tokenizer.json"))
+    with open(os.path.join(folder, "tokenizer_config.json"), "w") as f:
+        json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}, f, indent=2)
+        f.write("\n")
+
+
 if __name__ == "__main__":
     main()
+    write_tokenizer()

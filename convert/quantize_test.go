@@ -1,0 +1,286 @@
+package convert_test
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"qtool/convert"
+	"qtool/convert/quant"
+	"qtool/formats/checkpoint"
+	"qtool/formats/packed"
+	"qtool/formats/safetensors"
+	"qtool/testdata"
+)
+
+func open(t testing.TB, path string) *checkpoint.Model {
+	t.Helper()
+	m, err := checkpoint.Open(path)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	return m
+}
+
+func plan(t testing.TB, m *checkpoint.Model, r convert.Recipe) *convert.Plan {
+	t.Helper()
+	p, err := convert.NewPlan(m, r)
+	require.NoError(t, err)
+	return p
+}
+
+func content(t testing.TB, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return data
+}
+
+// copyDir copies the files of a model to a folder of its own.
+func copyDir(t testing.TB, from string) string {
+	t.Helper()
+	to := filepath.Join(t.TempDir(), "model")
+	require.NoError(t, os.CopyFS(to, os.DirFS(from)))
+	return to
+}
+
+// TestSameBytes: neither the number of threads nor the folder changes a byte.
+func TestSameBytes(t *testing.T) {
+	source := testdata.Path("grammar-lm")
+	for _, scheme := range []convert.Choice{"w4g32", "w8", "w4g128a", "keep", "f16"} {
+		var first []byte
+		for i, threads := range []int{1, 2, 7} {
+			path := source
+			if i == 2 {
+				path = copyDir(t, source)
+			}
+			m := open(t, path)
+			out := filepath.Join(t.TempDir(), "out.qpk")
+			_, err := convert.Quantize(t.Context(), m, plan(t, m, convert.DefaultRecipe(scheme)), convert.Options{Output: out, Threads: threads, Version: "test"})
+			require.NoError(t, err)
+			data := content(t, out)
+			if i == 0 {
+				first = data
+			}
+			require.Equal(t, first, data, "%s, %d threads", scheme, threads)
+			require.NoDirExists(t, out+".work")
+			p, err := packed.Open(out)
+			require.NoError(t, err)
+			require.NoError(t, p.Verify(nil))
+			require.NoError(t, p.Close())
+		}
+	}
+}
+
+// TestResume stops a run after each tensor, takes it up, and compares with a run that was not stopped.
+func TestResume(t *testing.T) {
+	m := open(t, testdata.Path("grammar-lm"))
+	p := plan(t, m, convert.DefaultRecipe("w4g32"))
+	dir := t.TempDir()
+	whole := filepath.Join(dir, "whole.qpk")
+	_, err := convert.Quantize(t.Context(), m, p, convert.Options{Output: whole, Threads: 2})
+	require.NoError(t, err)
+	want := content(t, whole)
+	for stop := range len(p.Decisions) {
+		out := filepath.Join(dir, "resumed.qpk")
+		ctx, cancel := context.WithCancel(t.Context())
+		seen := 0
+		last := ""
+		_, err := convert.Quantize(ctx, m, p, convert.Options{Output: out, Threads: 2, Progress: func(_, _ int64, tensor string) {
+			if tensor != last {
+				last, seen = tensor, seen+1
+			}
+			if seen > stop {
+				cancel()
+			}
+		}})
+		cancel()
+		require.ErrorIs(t, err, context.Canceled)
+		require.NoFileExists(t, out)
+		result, err := convert.Quantize(t.Context(), m, p, convert.Options{Output: out, Threads: 2})
+		require.NoError(t, err)
+		require.False(t, result.Discarded)
+		require.Equal(t, want, content(t, out))
+		require.NoError(t, os.Remove(out))
+	}
+}
+
+// TestResumeDistrustsWhatItFinds damages what a stopped run left: finished data, the end of the journal.
+func TestResumeDistrustsWhatItFinds(t *testing.T) {
+	m := open(t, testdata.Path("grammar-lm"))
+	p := plan(t, m, convert.DefaultRecipe("w4g32"))
+	dir := t.TempDir()
+	whole := filepath.Join(dir, "whole.qpk")
+	_, err := convert.Quantize(t.Context(), m, p, convert.Options{Output: whole, Threads: 2})
+	require.NoError(t, err)
+	r := rand.New(rand.NewPCG(1, 1))
+	for name, damage := range map[string]func(data, journal string){
+		"data": func(data, _ string) {
+			b := content(t, data)
+			for range 100 {
+				b[len(b)/8+r.IntN(len(b)/2)] ^= 0x55
+			}
+			require.NoError(t, os.WriteFile(data, b, 0o600))
+		},
+		"torn journal":    func(_, journal string) { b := content(t, journal); require.NoError(t, os.Truncate(journal, int64(len(b)-9))) },
+		"garbage journal": func(_, journal string) { require.NoError(t, os.WriteFile(journal, []byte("{]\n{]\n"), 0o600)) },
+		"empty journal":   func(_, journal string) { require.NoError(t, os.Truncate(journal, 0)) },
+		"short data":      func(data, _ string) { require.NoError(t, os.Truncate(data, 1000)) },
+		"no data":         func(data, _ string) { require.NoError(t, os.Remove(data)) },
+	} {
+		out := filepath.Join(dir, "out.qpk")
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err := convert.Quantize(ctx, m, p, convert.Options{Output: out, Threads: 2, Progress: func(done, total int64, _ string) {
+			if done > total*3/4 {
+				cancel()
+			}
+		}})
+		cancel()
+		require.ErrorIs(t, err, context.Canceled)
+		damage(filepath.Join(out+".work", "data"), filepath.Join(out+".work", "journal"))
+		_, err = convert.Quantize(t.Context(), m, p, convert.Options{Output: out, Threads: 2})
+		require.NoError(t, err, name)
+		require.Equal(t, content(t, whole), content(t, out), name)
+	}
+}
+
+// TestAnotherPlanStartsAnew: what a run with another recipe left is not used.
+func TestAnotherPlanStartsAnew(t *testing.T) {
+	m := open(t, testdata.Path("grammar-lm"))
+	out := filepath.Join(t.TempDir(), "out.qpk")
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := convert.Quantize(ctx, m, plan(t, m, convert.DefaultRecipe("w8")), convert.Options{Output: out, Threads: 1, Progress: func(int64, int64, string) { cancel() }})
+	cancel()
+	require.ErrorIs(t, err, context.Canceled)
+	result, err := convert.Quantize(t.Context(), m, plan(t, m, convert.DefaultRecipe("w4g64")), convert.Options{Output: out, Threads: 1})
+	require.NoError(t, err)
+	require.True(t, result.Discarded)
+	require.Zero(t, result.Resumed)
+}
+
+// TestOutputIsNeverTheSource: by the same path, a link of either kind, or one to its folder.
+func TestOutputIsNeverTheSource(t *testing.T) {
+	dir := copyDir(t, testdata.Path("arch", "llama"))
+	weights := filepath.Join(dir, "model.safetensors")
+	hard, soft := filepath.Join(dir, "hard.qpk"), filepath.Join(dir, "soft.qpk")
+	require.NoError(t, os.Link(weights, hard))
+	require.NoError(t, os.Symlink("model.safetensors", soft))
+	before := content(t, weights)
+	m := open(t, weights)
+	for _, out := range []string{weights, hard, soft} {
+		_, err := convert.Quantize(t.Context(), m, plan(t, m, convert.DefaultRecipe("w8")), convert.Options{Output: out, Threads: 1})
+		require.ErrorContains(t, err, "same file as the source", out)
+		require.Equal(t, before, content(t, weights))
+	}
+	for _, out := range []string{dir, filepath.Join(dir, "absent", "x.qpk"), filepath.Join(weights, "x.qpk")} {
+		_, err := convert.Quantize(t.Context(), m, plan(t, m, convert.DefaultRecipe("w8")), convert.Options{Output: out, Threads: 1})
+		require.ErrorContains(t, err, "output", out)
+	}
+}
+
+// TestSourceCutShort: the weights lose their end while they are read; the old output stays.
+func TestSourceCutShort(t *testing.T) {
+	dir := copyDir(t, testdata.Path("grammar-lm"))
+	m := open(t, dir)
+	out := filepath.Join(t.TempDir(), "out.qpk")
+	require.NoError(t, os.WriteFile(out, []byte("old"), 0o600))
+	cut := false
+	_, err := convert.Quantize(t.Context(), m, plan(t, m, convert.DefaultRecipe("w4g32")), convert.Options{Output: out, Threads: 2, Progress: func(int64, int64, string) {
+		if !cut {
+			cut = true
+			require.NoError(t, os.Truncate(filepath.Join(dir, "model.safetensors"), 50_000))
+		}
+	}})
+	require.ErrorContains(t, err, "model.safetensors")
+	require.Equal(t, "old", string(content(t, out)))
+}
+
+// TestValuesThatCannotBe: NaN and infinities in weights, and values beyond half precision.
+func TestValuesThatCannotBe(t *testing.T) {
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
+	for _, c := range []struct {
+		name   string
+		value  float32
+		choice convert.Choice
+		clamp  bool
+		want   error
+	}{
+		{"NaN", nan, "w4g32", false, quant.ErrNotFinite}, {"Inf", inf, "w8", false, quant.ErrNotFinite}, {"-Inf", -inf, "w4g32a", false, quant.ErrNotFinite},
+		{"1e6 in f16", 1e6, "f16", false, convert.ErrOverflow}, {"1e6 in f16, clamped", 1e6, "f16", true, nil},
+		{"1e38", 1e38, "w8", false, quant.ErrScaleRange}, {"subnormal", 1e-40, "w4g32", false, nil}, {"-0", float32(math.Copysign(0, -1)), "w8", false, nil},
+	} {
+		dir := copyDir(t, testdata.Path("arch", "llama"))
+		path := filepath.Join(dir, "model.safetensors")
+		f, err := safetensors.Open(path)
+		require.NoError(t, err)
+		const name = "model.layers.1.mlp.up_proj.weight"
+		x, ok := f.Tensor(name)
+		require.True(t, ok)
+		require.NoError(t, f.Close())
+		data := content(t, path)
+		bits := math.Float32bits(c.value)
+		copy(data[x.Offset+4*(3*48+7):], []byte{byte(bits), byte(bits >> 8), byte(bits >> 16), byte(bits >> 24)})
+		require.NoError(t, os.WriteFile(path, data, 0o600))
+		m := open(t, dir)
+		recipe := convert.DefaultRecipe(c.choice)
+		recipe.Clamp = c.clamp
+		out := filepath.Join(t.TempDir(), "out.qpk")
+		result, err := convert.Quantize(t.Context(), m, plan(t, m, recipe), convert.Options{Output: out, Threads: 1})
+		if c.want == nil {
+			require.NoError(t, err, c.name)
+			if c.clamp {
+				require.Equal(t, 1, result.Clamped)
+			}
+			continue
+		}
+		require.ErrorIs(t, err, c.want, c.name)
+		require.ErrorContains(t, err, name, c.name)
+		require.ErrorContains(t, err, "row 3", c.name)
+		require.NoFileExists(t, out)
+	}
+}
+
+func TestPlan(t *testing.T) {
+	m := open(t, testdata.Path("grammar-lm"))
+	r := convert.DefaultRecipe("w4g32")
+	r.Overrides = []convert.Override{
+		{Pattern: "model.layers.*.mlp.down_proj.weight", Choice: "w8g32"}, {Pattern: "model.layers.0.**", Choice: "keep"},
+	}
+	p := plan(t, m, r)
+	schemes := make(map[string]string)
+	for _, d := range p.Decisions {
+		schemes[d.Tensor.Name] = d.Storage()
+		require.NotEmpty(t, d.Reason)
+	}
+	require.Equal(t, "w8", schemes["model.embed_tokens.weight"])
+	require.Equal(t, "BF16", schemes["model.norm.weight"])
+	require.Equal(t, "w4g32", schemes["model.layers.1.mlp.up_proj.weight"])
+	require.Equal(t, "w8g32", schemes["model.layers.1.mlp.down_proj.weight"])
+	require.Equal(t, "BF16", schemes["model.layers.0.mlp.down_proj.weight"])
+	require.Less(t, p.BitsPerWeight(), 16.0)
+
+	r.Overrides = []convert.Override{{Pattern: "no.such.*", Choice: "w8"}}
+	_, err := convert.NewPlan(m, r)
+	require.ErrorContains(t, err, "no.such.*")
+	r.Overrides = []convert.Override{{Pattern: "model.norm.weight", Choice: "w8"}}
+	_, err = convert.NewPlan(m, r)
+	require.ErrorContains(t, err, "needs a matrix")
+	for _, bad := range []string{"x", "=w8", "a[=w8", "a=w5", "a="} {
+		_, err := convert.ParseOverride(bad)
+		require.Error(t, err, bad)
+	}
+}
+
+func TestOutputName(t *testing.T) {
+	for model, want := range map[string]string{
+		"llama-7b": "llama-7b-w4.qpk", "dir/llama-7b/": "llama-7b-w4.qpk", "x/model.gguf": "model-w4.qpk",
+		"/c/hub/models--meta--Llama-7B/snapshots/abc": "Llama-7B-w4.qpk",
+	} {
+		require.Equal(t, want, convert.OutputName(model, "w4g32"))
+	}
+	require.Equal(t, "m-f16.qpk", convert.OutputName("m", "f16"))
+}
