@@ -133,6 +133,9 @@ func (x *export) metadata() (*gguf.Metadata, []arch.GGUFTensor, error) {
 	if err := d.SetGGUF(m); err != nil {
 		return nil, nil, err
 	}
+	if !d.ExactGGUF() {
+		x.warn("GGUF has no exact form of this tokenizer: other programs may cut a few texts into other tokens; qtool reads tokenizer.json, which is kept in the file")
+	}
 	x.padTokens(m)
 	return m, extra, x.addFiles(m)
 }

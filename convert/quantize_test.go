@@ -126,7 +126,10 @@ func TestResumeDistrustsWhatItFinds(t *testing.T) {
 			}
 			require.NoError(t, os.WriteFile(data, b, 0o600))
 		},
-		"torn journal":    func(_, journal string) { b := content(t, journal); require.NoError(t, os.Truncate(journal, int64(len(b)-9))) },
+		"torn journal": func(_, journal string) {
+			b := content(t, journal)
+			require.NoError(t, os.Truncate(journal, int64(len(b)-9)))
+		},
 		"garbage journal": func(_, journal string) { require.NoError(t, os.WriteFile(journal, []byte("{]\n{]\n"), 0o600)) },
 		"empty journal":   func(_, journal string) { require.NoError(t, os.Truncate(journal, 0)) },
 		"short data":      func(data, _ string) { require.NoError(t, os.Truncate(data, 1000)) },

@@ -1,10 +1,12 @@
 package checkpoint
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"strings"
 
+	"qtool/formats"
 	"qtool/formats/arch"
 	"qtool/formats/ggml"
 	"qtool/formats/gguf"
@@ -95,7 +97,20 @@ func (s *ggufSource) fileNames() ([]string, error) {
 	return names, nil
 }
 
-func (s *ggufSource) vocabulary() (*vocab.Definition, error) { return vocab.FromGGUF(s.f.Metadata()) }
-func (s *ggufSource) paths() []string                        { return s.f.Paths() }
-func (s *ggufSource) checkSize() error                       { return s.f.CheckSize() }
-func (s *ggufSource) close() error                           { return s.f.Close() }
+// vocabulary prefers the tokenizer's own file where the model carries it: GGUF's keys cannot say
+// everything.
+func (s *ggufSource) vocabulary() (*vocab.Definition, error) {
+	if s.f.Metadata().Has(FileKey + "tokenizer.json") {
+		return vocab.FromFiles(s.readFile, s.f.Path())
+	}
+	d, err := vocab.FromGGUF(s.f.Metadata())
+	var e *formats.FileError
+	if errors.As(err, &e) && e.File == "" {
+		e.File = s.f.Path()
+	}
+	return d, err
+}
+
+func (s *ggufSource) paths() []string  { return s.f.Paths() }
+func (s *ggufSource) checkSize() error { return s.f.CheckSize() }
+func (s *ggufSource) close() error     { return s.f.Close() }

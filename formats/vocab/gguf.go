@@ -325,6 +325,36 @@ func (d *Definition) SetGGUF(m *gguf.Metadata) error {
 	return nil
 }
 
+// ExactGGUF reports whether a program that reads only the keys of SetGGUF encodes every text as d does. Where GGUF
+// merges by scores, any two tokens that make a token may be merged; a list of merges may leave some
+// of these out, and rank the ways to make one token differently.
+func (d *Definition) ExactGGUF() bool {
+	if d.Model != SentencePiece {
+		return true
+	}
+	if !d.ByteFallback {
+		return false // GGUF always falls back to bytes
+	}
+	if len(d.Merges) == 0 {
+		return true
+	}
+	known := make(map[Merge]bool, len(d.Merges))
+	last := make(map[int32]int, len(d.Merges))
+	for i, m := range d.Merges {
+		if at, ok := last[m.Into]; ok && at != i-1 {
+			return false
+		}
+		known[m], last[m.Into] = true, i
+	}
+	all := d.mergesOfScores()
+	for _, m := range all {
+		if !known[m] {
+			return false
+		}
+	}
+	return len(all) == len(known)
+}
+
 // prependsSpace reports whether a SentencePiece text gets a space first.
 func (d *Definition) prependsSpace() bool {
 	for _, n := range d.Normalizers {

@@ -3,10 +3,9 @@
 package vocab
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
-
-	"errors"
 
 	"qtool/formats"
 )
@@ -162,6 +161,13 @@ func FromFiles(read func(name string) ([]byte, error), name string) (*Definition
 		if err := d.configure(config, name+"/tokenizer_config.json"); err != nil {
 			return nil, err
 		}
+	}
+	// What is put around a text says which tokens begin and end it, where no file names them.
+	if d.BOS < 0 && len(d.Prefix) > 0 {
+		d.BOS = d.Prefix[0]
+	}
+	if d.EOS < 0 && len(d.Suffix) > 0 {
+		d.EOS = d.Suffix[0]
 	}
 	return d, nil
 }

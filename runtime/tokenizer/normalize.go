@@ -63,8 +63,6 @@ func cleaned(r rune) rune {
 		return -1
 	case unicode.IsSpace(r):
 		return ' '
-	case !unicode.In(r, unicode.L, unicode.M, unicode.N, unicode.P, unicode.S, unicode.Z):
-		return -1 // not assigned
 	}
 	return r
 }
