@@ -36,7 +36,7 @@ func (c Choice) Validate() error {
 
 // Override is the choice for the tensors that a pattern matches.
 type Override struct {
-	Pattern string `json:"pattern"` // of the name, with * for any part between dots and ** for anything
+	Pattern string `json:"pattern"` // of the name, with * for any part between dots and ** for anything; see wild
 	Choice  Choice `json:"choice"`
 }
 
@@ -51,6 +51,16 @@ func ParseOverride(s string) (Override, error) {
 		return o, fmt.Errorf("%q: %w", s, err)
 	}
 	return o, o.Choice.Validate()
+}
+
+// wild reports whether the pattern stands for more than one name. With a scheme it then means the
+// matrices among these: a norm or bias is not packed because its layer is.
+func (o Override) wild() bool { return strings.ContainsAny(o.Pattern, "*?[") }
+
+// packs reports whether the choice is a scheme.
+func (o Override) packs() bool {
+	_, err := packed.ParseScheme(string(o.Choice))
+	return err == nil
 }
 
 // matches reports whether the pattern matches a tensor's name.
@@ -142,7 +152,7 @@ func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
 		}
 		choice, reason := r.choose(m.Config(), t)
 		for i, o := range r.Overrides {
-			if o.matches(t.Name) {
+			if o.matches(t.Name) && !(o.wild() && o.packs() && len(t.Shape) != 2) {
 				choice, reason, used[i] = o.Choice, "override "+o.Pattern, true
 			}
 		}
