@@ -37,14 +37,17 @@ func NewMatrix(s Scheme, rows, cols int, data []byte) (Matrix, error) {
 	return Matrix{Scheme: s, Rows: rows, Cols: cols, Data: data}, nil
 }
 
-// Panels is the number of panels.
-func (m Matrix) Panels() int { return (m.Rows + Panel - 1) / Panel }
+// PanelCount is the number of panels.
+func (m Matrix) PanelCount() int { return (m.Rows + Panel - 1) / Panel }
+
+// Panels gives the storage of n neighbouring panels, from panel i on.
+func (m Matrix) Panels(i, n int) []byte {
+	size := m.Scheme.PanelBytes(m.Cols)
+	return m.Data[i*size : (i+n)*size : (i+n)*size]
+}
 
 // Panel gives the storage of panel i.
-func (m Matrix) Panel(i int) []byte {
-	n := m.Scheme.PanelBytes(m.Cols)
-	return m.Data[i*n : (i+1)*n : (i+1)*n]
-}
+func (m Matrix) Panel(i int) []byte { return m.Panels(i, 1) }
 
 // Codes holds what one row of a matrix is made of before it is packed.
 type Codes struct {

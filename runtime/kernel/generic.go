@@ -44,73 +44,81 @@ func roundEven(f float32) int32 {
 	return int32(math.Float32bits(f+magic)) - int32(math.Float32bits(magic))
 }
 
-// panel4Generic defines the product of a 4-bit panel: in each block the integers Σ code·q are
-// exact, the zero point is taken off exactly too, and the block is scaled.
-func panel4Generic(p panelArgs) {
-	panelGeneric(p, 4*packed.Block, func(block []byte, q []int8, dots *[packed.Panel]int32) {
-		for v := range 4 {
-			low, high := q[4*v:4*v+4], q[16+4*v:16+4*v+4]
-			for r := range dots {
-				w := block[32*v+4*r : 32*v+4*r+4]
-				for j, c := range w {
-					dots[r] += int32(c&15)*int32(low[j]) + int32(c>>4)*int32(high[j])
-				}
-			}
+// panelGeneric defines the product of a panel: in each block the integers Σ code·q are exact, the zero
+// point is taken off exactly too, and the block is scaled.
+func panelGeneric(p panelArgs) {
+	size := p.scheme.PanelBytes(p.cols)
+	for i := range p.panels {
+		for t := range p.tokens {
+			var acc [packed.Panel]float32
+			panelToken(&acc, p, p.data[i*size:(i+1)*size], t)
+			copy(p.out[t*p.stride+i*packed.Panel:], acc[:])
 		}
-	})
-}
-
-// panel8Generic is panel4Generic for 8-bit codes.
-func panel8Generic(p panelArgs) {
-	panelGeneric(p, 8*packed.Block, func(block []byte, q []int8, dots *[packed.Panel]int32) {
-		for v := range 8 {
-			x := q[4*v : 4*v+4]
-			for r := range dots {
-				w := block[32*v+4*r : 32*v+4*r+4]
-				for j, c := range w {
-					dots[r] += int32(int8(c)) * int32(x[j])
-				}
-			}
-		}
-	})
-}
-
-// panelGeneric walks a panel; dot adds a block's integer products to dots.
-func panelGeneric(p panelArgs, blockBytes int, dot func(block []byte, q []int8, dots *[packed.Panel]int32)) {
-	blocks := (p.cols + packed.Block - 1) / packed.Block
-	head := 2 * packed.Panel
-	if p.scheme.Asym {
-		head = 3 * packed.Panel
 	}
-	for t := range p.tokens {
-		q := p.q[t*blocks*packed.Block:]
-		scale, sum := p.scale[t*blocks:], p.sum[t*blocks:]
-		var acc [packed.Panel]float32
-		data := p.data
-		for b := 0; b < blocks; {
-			var s, zero [packed.Panel]float32
-			for r := range s {
-				s[r] = half.F16ToF32(binary.LittleEndian.Uint16(data[2*r:]))
-				var stored uint8
-				if p.scheme.Asym {
-					stored = data[2*packed.Panel+r]
-				}
-				zero[r] = p.scheme.Zero(stored)
+}
+
+// panelToken multiplies one panel with one token.
+func panelToken(acc *[packed.Panel]float32, p panelArgs, data []byte, t int) {
+	blocks := (p.cols + packed.Block - 1) / packed.Block
+	q := p.q[t*blocks*packed.Block:]
+	scale, sum := p.scale[t*blocks:], p.sum[t*blocks:]
+	for b := 0; b < blocks; {
+		var s, zero [packed.Panel]float32
+		for r := range s {
+			s[r] = half.F16ToF32(binary.LittleEndian.Uint16(data[2*r:]))
+			var stored uint8
+			if p.scheme.Asym {
+				stored = data[2*packed.Panel+r]
 			}
-			data = data[head:]
-			for end := min(b+p.scheme.Group/packed.Block, blocks); b < end; b++ {
-				var dots [packed.Panel]int32
-				dot(data[:blockBytes], q[b*packed.Block:(b+1)*packed.Block], &dots)
-				data = data[blockBytes:]
-				for r := range acc {
-					// Both terms and their difference are integers (or sixteenths) far below
-					// 2^24: nothing is rounded until the scales come in.
-					exact := float32(dots[r]) - float32(zero[r]*sum[b])
-					acc[r] += float32(s[r]*scale[b]) * exact
-				}
+			zero[r] = p.scheme.Zero(stored)
+		}
+		data = data[2*packed.Panel:]
+		if p.scheme.Asym {
+			data = data[packed.Panel:]
+		}
+		for end := min(b+p.scheme.Group/packed.Block, blocks); b < end; b++ {
+			var dots [packed.Panel]int32
+			x := (*[packed.Block]int8)(q[b*packed.Block:])
+			if p.scheme.Bits == 4 {
+				dot4(&dots, (*[4 * packed.Block]byte)(data), x)
+				data = data[4*packed.Block:]
+			} else {
+				dot8(&dots, (*[8 * packed.Block]byte)(data), x)
+				data = data[8*packed.Block:]
+			}
+			for r := range acc {
+				// Both terms and their difference are integers (or sixteenths) far below 2^24: nothing is
+				// rounded until the scales come in.
+				exact := float32(dots[r]) - float32(zero[r]*sum[b])
+				acc[r] += float32(s[r]*scale[b]) * exact
 			}
 		}
-		copy(p.out[t*p.stride:], acc[:])
+	}
+}
+
+// dot4 adds the products of a block of 4-bit codes to dots, a row each.
+func dot4(dots *[packed.Panel]int32, block *[4 * packed.Block]byte, q *[packed.Block]int8) {
+	for v := range 4 {
+		low, high := (*[4]int8)(q[4*v:]), (*[4]int8)(q[16+4*v:])
+		for r := range dots {
+			w := (*[4]byte)(block[32*v+4*r:])
+			dots[r] += int32(w[0]&15)*int32(low[0]) + int32(w[0]>>4)*int32(high[0]) +
+				int32(w[1]&15)*int32(low[1]) + int32(w[1]>>4)*int32(high[1]) +
+				int32(w[2]&15)*int32(low[2]) + int32(w[2]>>4)*int32(high[2]) +
+				int32(w[3]&15)*int32(low[3]) + int32(w[3]>>4)*int32(high[3])
+		}
+	}
+}
+
+// dot8 is dot4 for 8-bit codes.
+func dot8(dots *[packed.Panel]int32, block *[8 * packed.Block]byte, q *[packed.Block]int8) {
+	for v := range 8 {
+		x := (*[4]int8)(q[4*v:])
+		for r := range dots {
+			w := (*[4]byte)(block[32*v+4*r:])
+			dots[r] += int32(int8(w[0]))*int32(x[0]) + int32(int8(w[1]))*int32(x[1]) +
+				int32(int8(w[2]))*int32(x[2]) + int32(int8(w[3]))*int32(x[3])
+		}
 	}
 }
 

@@ -22,7 +22,7 @@ type Set struct {
 
 	// quantize fills one token's part of Activations: see Activations.Quantize.
 	quantize func(q []int8, scale, sum, x []float32)
-	// panel4 and panel8 multiply one panel of a 4-bit or 8-bit matrix with tokens: see MulPanel.
+	// panel4 and panel8 multiply panels of a 4-bit or 8-bit matrix with tokens: see MulPanels.
 	panel4, panel8 func(p panelArgs)
 	// dense multiplies rows of float32 with tokens: see MulDense.
 	dense func(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int)
@@ -38,7 +38,7 @@ const EnvLevel = "QTOOL_CPU"
 // Generic is the portable implementation.
 func Generic() *Set {
 	return &Set{
-		Name: "generic", quantize: quantizeGeneric, panel4: panel4Generic, panel8: panel8Generic,
+		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric,
 		dense: denseGeneric, dot: dotGeneric, axpy: axpyGeneric,
 	}
 }
@@ -100,10 +100,11 @@ func (s *Set) Quantize(a *Activations, token int, x []float32) {
 	s.quantize(a.Q[token*n:(token+1)*n], a.Scale[token*b:(token+1)*b], a.Sum[token*b:(token+1)*b], x[:a.Cols])
 }
 
-// panelArgs is what a panel loop works on. Rows of the panel beyond the matrix are computed too.
+// panelArgs is what a panel loop works on. Rows of a panel beyond the matrix are computed too.
 type panelArgs struct {
 	scheme packed.Scheme
-	data   []byte // packed.Matrix.Panel
+	data   []byte // of neighbouring panels
+	panels int
 	cols   int
 
 	// Of the tokens, first to last: codes, scales and sums as in Activations.
@@ -111,19 +112,19 @@ type panelArgs struct {
 	scale, sum []float32
 	tokens     int
 
-	out    []float32 // out[token·stride + row] is set, row < 8
+	out    []float32 // out[token·stride + 8·panel + row] is set, row < 8
 	stride int
 }
 
-// MulPanel multiplies panel p of m with the tokens first … first+n-1 of a:
+// MulPanels multiplies panels of m, from p on, with the tokens first … first+n-1 of a:
 //
 //	out[t·stride + r] = Σ_k m[8p + r, k] · a[first + t, k]
 //
-// for all rows r < 8 of the panel that m has. a.Cols must be m.Cols.
-func (s *Set) MulPanel(out []float32, stride int, m packed.Matrix, p int, a *Activations, first, n int) {
+// for all rows r < 8·panels that m has. a.Cols must be m.Cols.
+func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels int, a *Activations, first, n int) {
 	b := a.Blocks
 	args := panelArgs{
-		scheme: m.Scheme, data: m.Panel(p), cols: m.Cols,
+		scheme: m.Scheme, data: m.Panels(p, panels), panels: panels, cols: m.Cols,
 		q:     a.Q[first*b*packed.Block : (first+n)*b*packed.Block],
 		scale: a.Scale[first*b : (first+n)*b], sum: a.Sum[first*b : (first+n)*b],
 		tokens: n, out: out, stride: stride,
@@ -132,19 +133,26 @@ func (s *Set) MulPanel(out []float32, stride int, m packed.Matrix, p int, a *Act
 	if m.Scheme.Bits == 8 {
 		loop = s.panel8
 	}
-	rows := min(packed.Panel, m.Rows-p*packed.Panel)
-	if rows == packed.Panel {
+	rest := m.Rows - p*packed.Panel
+	if rest >= panels*packed.Panel {
 		loop(args)
 		return
 	}
+	// The last panel has fewer rows: its results go to a place of their own first.
+	args.panels--
+	if args.panels > 0 {
+		loop(args)
+	}
+	done := args.panels * packed.Panel
 	var all [packed.Panel]float32
 	for t := range n {
 		one := args
+		one.data, one.panels = m.Panels(p+args.panels, 1), 1
 		one.q = args.q[t*b*packed.Block : (t+1)*b*packed.Block]
 		one.scale, one.sum = args.scale[t*b:(t+1)*b], args.sum[t*b:(t+1)*b]
 		one.tokens, one.out, one.stride = 1, all[:], packed.Panel
 		loop(one)
-		copy(out[t*stride:t*stride+rows], all[:rows])
+		copy(out[t*stride+done:t*stride+rest], all[:])
 	}
 }
 

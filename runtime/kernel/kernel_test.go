@@ -73,8 +73,8 @@ func TestPanelAgainstFloat64(t *testing.T) {
 						set.Quantize(&a, i, randomVector(cols, r))
 					}
 					out := make([]float32, tokens*rows)
-					for p := range m.Panels() {
-						set.MulPanel(out[p*packed.Panel:], rows, m, p, &a, 1, tokens)
+					for p := 0; p < m.PanelCount(); p += 3 {
+						set.MulPanels(out[p*packed.Panel:], rows, m, p, min(3, m.PanelCount()-p), &a, 1, tokens)
 					}
 					w, scratch := make([]float32, cols), packed.NewCodes(s, cols)
 					for row := range rows {
@@ -221,9 +221,7 @@ func BenchmarkPanel(b *testing.B) {
 					out := make([]float32, tokens*rows)
 					b.ReportAllocs()
 					for b.Loop() {
-						for p := range m.Panels() {
-							set.MulPanel(out[p*packed.Panel:], rows, m, p, &a, 0, tokens)
-						}
+						set.MulPanels(out, rows, m, 0, m.PanelCount(), &a, 0, tokens)
 					}
 					b.ReportMetric(float64(rows*cols*tokens)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GMAC/s")
 				})

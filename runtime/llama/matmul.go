@@ -69,9 +69,8 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 // multiplyPanels multiplies a unit of a packed matrix.
 func (e *Engine) multiplyPanels(p *product, unit, tokens, stride int, codes *kernel.Activations) {
 	m := p.w.tensor.Matrix()
-	for i := unit * panelsPerUnit; i < min((unit+1)*panelsPerUnit, m.Panels()); i++ {
-		e.kernels.MulPanel(p.out[i*packed.Panel:], stride, m, i, codes, 0, tokens)
-	}
+	panel := unit * panelsPerUnit
+	e.kernels.MulPanels(p.out[panel*packed.Panel:], stride, m, panel, min(panelsPerUnit, m.PanelCount()-panel), codes, 0, tokens)
 	first := unit * panelsPerUnit * packed.Panel
 	p.addBias(first, min(first+panelsPerUnit*packed.Panel, p.w.rows), tokens, stride)
 }

@@ -1,0 +1,462 @@
+// Command _gen writes the assembly of package kernel:
+//
+//	go run . -out ../avx2_amd64.s -stubs ../avx2_stubs_amd64.go -pkg kernel
+//
+// Every loop here has a portable twin in ../generic.go that defines its result. Instructions are those of
+// AVX2, FMA and F16C.
+package main
+
+import (
+	"fmt"
+
+	"github.com/mmcloughlin/avo/attr"
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+func main() {
+	ConstraintExpr("amd64,!noasm")
+	constants()
+	quantize()
+	for _, bits := range []int{4, 8} {
+		panels(bits, 1, 1)
+		panels(bits, 1, 2)
+		panels(bits, 4, 1)
+	}
+	dense(4, 3)
+	dense(4, 1)
+	dot()
+	axpy()
+	Generate()
+}
+
+// block is the number of columns that share an activation scale, as packed.Block.
+const block = 32
+
+var ones, nibbles, magnitudes, limits, infinities, order Mem
+
+// constants lays the vectors of constants into read-only data.
+func constants() {
+	vector := func(name string, values ...uint32) Mem {
+		m := GLOBL(name, attr.RODATA|attr.NOPTR)
+		for i := range 8 {
+			DATA(4*i, U32(values[i%len(values)]))
+		}
+		return m
+	}
+	ones = vector("ones", 0x00010001)
+	nibbles = vector("nibbles", 0x0f0f0f0f)
+	magnitudes = vector("magnitudes", 0x7fffffff)
+	limits = vector("limits", 0x42fe0000)           // 127
+	infinities = vector("infinities", 0x7f800000)   //
+	order = vector("order", 0, 4, 1, 5, 2, 6, 3, 7) // undoes what packing within lanes does
+}
+
+// function begins a function whose calls are short and need no stack.
+func function(name, signature, doc string) {
+	TEXT(name, attr.NOSPLIT, signature)
+	Pragma("noescape")
+	Doc(doc)
+}
+
+func at(base reg.Register, disp int) Mem { return Mem{Base: base, Disp: disp} }
+
+// vectors takes n registers.
+func vectors(n int) []reg.VecVirtual {
+	v := make([]reg.VecVirtual, n)
+	for i := range v {
+		v[i] = YMM()
+	}
+	return v
+}
+
+// quantize is quantizeGeneric for whole blocks.
+func quantize() {
+	function("avx2Quantize", "func(q *int8, scale, sum, x *float32, blocks int)",
+		"avx2Quantize sets the codes, scales and sums of blocks of 32 elements of x.")
+	q, scale := Load(Param("q"), GP64()), Load(Param("scale"), GP64())
+	sum, x := Load(Param("sum"), GP64()), Load(Param("x"), GP64())
+	n := Load(Param("blocks"), GP64())
+	mask, limit, perm, one := YMM(), YMM(), YMM(), YMM()
+	VMOVUPS(magnitudes, mask)
+	VMOVUPS(limits, limit)
+	VMOVDQU(order, perm)
+	VMOVDQU(ones, one)
+
+	Label("quantizeBlock")
+	v, most, t := vectors(4), YMM(), YMM()
+	for i := range v {
+		VMOVUPS(at(x, 32*i), v[i])
+		if i == 0 {
+			VANDPS(mask, v[i], most)
+			continue
+		}
+		VANDPS(mask, v[i], t)
+		VMAXPS(t, most, most)
+	}
+	across(most, t, VMAXPS)
+	// scale = most/127; inverse = 127/most, and 0 where that is infinite, as it is for 0 and for numbers
+	// too small to keep.
+	inverse, finite := YMM(), YMM()
+	VDIVPS(limit, most, t)                      // most/127
+	VDIVPS(most, limit, inverse)                // 127/most
+	VCMPPS(Imm(1), infinities, inverse, finite) // inverse < infinity
+	VANDPS(finite, inverse, inverse)
+	VANDPS(finite, t, t)
+	VMOVSS(t.AsX(), at(scale, 0))
+	for i := range v {
+		VMULPS(inverse, v[i], v[i])
+		VCVTPS2DQ(v[i], v[i])
+	}
+	VPACKSSDW(v[1], v[0], v[0])
+	VPACKSSDW(v[3], v[2], v[2])
+	VPMADDWD(one, v[0], v[1])
+	VPMADDWD(one, v[2], v[3])
+	VPADDD(v[3], v[1], v[1])
+	VPACKSSWB(v[2], v[0], v[0])
+	VPERMD(v[0], perm, v[0])
+	VMOVDQU(v[0], at(q, 0))
+	across(v[1], t, VPADDD)
+	VCVTDQ2PS(v[1], v[1])
+	VMOVSS(v[1].AsX(), at(sum, 0))
+
+	ADDQ(Imm(32), q)
+	ADDQ(Imm(4), scale)
+	ADDQ(Imm(4), sum)
+	ADDQ(U32(128), x)
+	DECQ(n)
+	JNE(LabelRef("quantizeBlock"))
+	VZEROUPPER()
+	RET()
+}
+
+// across combines all eight elements of v into each of them, by pairs a distance of 4, 2 and 1 apart.
+func across(v, t reg.VecVirtual, op func(ops ...Op)) {
+	VPERM2F128(Imm(1), v, v, t)
+	op(t, v, v)
+	VPERMILPS(Imm(0x4e), v, t)
+	op(t, v, v)
+	VPERMILPS(Imm(0xb1), v, t)
+	op(t, v, v)
+}
+
+// panels multiplies neighbouring panels with tokens. Codes are unsigned bytes of 4 bits, or signed bytes whose
+// magnitude is multiplied with the activation of their sign: then neither product nor the sum of two can
+// leave 16 bits, −128 · 127 included. A block of 4-bit codes sums in 16 bits: 8 · 2 · 15 · 127 is 30,480.
+func panels(bits, tokens, panels int) {
+	name := fmt.Sprintf("avx2Panel%dx%dx%d", bits, tokens, panels)
+	function(name, "func(out *float32, outStride int, data *byte, panelStride int, q *int8, scale, sum *float32, blocks, group int, asym bool, zeroFactor, zeroBias float32)",
+		fmt.Sprintf("%s multiplies %d panels of %d-bit codes with %d tokens; strides are in bytes, group is in blocks.", name, panels, bits, tokens))
+	out, outStride := Load(Param("out"), GP64()), Load(Param("outStride"), GP64())
+	data, panelStride := Load(Param("data"), GP64()), Load(Param("panelStride"), GP64())
+	q, scale, sum := Load(Param("q"), GP64()), Load(Param("scale"), GP64()), Load(Param("sum"), GP64())
+	blocks := Load(Param("blocks"), GP64())
+
+	// Rows of activations of the tokens, by index registers.
+	qStride, fStride := GP64(), GP64()
+	if tokens > 1 {
+		MOVQ(blocks, qStride)
+		SHLQ(Imm(5), qStride)
+		MOVQ(blocks, fStride)
+		SHLQ(Imm(2), fStride)
+	}
+	second := GP64()
+	if panels > 1 {
+		LEAQ(Mem{Base: data, Index: panelStride, Scale: 1}, second)
+	}
+	base := []reg.GPVirtual{data.(reg.GPVirtual), second}[:panels]
+
+	acc := vectors(tokens * panels)
+	for _, a := range acc {
+		VXORPS(a, a, a)
+	}
+	s, zero := vectors(panels), vectors(panels)
+	label := func(l string) string { return fmt.Sprintf("p%dx%dx%d%s", bits, tokens, panels, l) }
+
+	Label(label("group"))
+	n := GP64()
+	Load(Param("group"), n)
+	CMPQ(n, blocks)
+	CMOVQGT(blocks, n)
+	SUBQ(n, blocks)
+	flag := GP8()
+	Load(Param("asym"), flag)
+	for p := range base {
+		VCVTPH2PS(at(base[p], 0), s[p])
+	}
+	TESTB(flag, flag)
+	JNE(LabelRef(label("asym")))
+	for p := range base {
+		VBROADCASTSS(NewParamAddr("zeroBias", zeroBiasOffset), zero[p])
+		ADDQ(Imm(16), base[p])
+	}
+	JMP(LabelRef(label("block")))
+	Label(label("asym"))
+	for p := range base {
+		t := YMM()
+		VPMOVZXBD(at(base[p], 16), zero[p])
+		VCVTDQ2PS(zero[p], zero[p])
+		VBROADCASTSS(NewParamAddr("zeroFactor", zeroFactorOffset), t)
+		VMULPS(t, zero[p], zero[p])
+		VBROADCASTSS(NewParamAddr("zeroBias", zeroBiasOffset), t)
+		VADDPS(t, zero[p], zero[p])
+		ADDQ(Imm(24), base[p])
+	}
+	Label(label("block"))
+	dots := vectors(tokens * panels)
+	if bits == 4 {
+		block4(dots, base, q, qStride, tokens)
+	} else {
+		block8(dots, base, q, qStride, tokens)
+	}
+	finish(acc, dots, s, zero, scale, sum, fStride, tokens, panels)
+	for p := range base {
+		ADDQ(U32(uint32(8*block*bits/8)), base[p])
+	}
+	ADDQ(Imm(block), q)
+	ADDQ(Imm(4), scale)
+	ADDQ(Imm(4), sum)
+	DECQ(n)
+	JNE(LabelRef(label("block")))
+	TESTQ(blocks, blocks)
+	JNE(LabelRef(label("group")))
+
+	for t := range tokens {
+		for p := range panels {
+			VMOVUPS(acc[t*panels+p], at(out, 32*p))
+		}
+		if t+1 < tokens {
+			ADDQ(outStride, out)
+		}
+	}
+	VZEROUPPER()
+	RET()
+}
+
+// Offsets of the last parameters in the frame; the assembler's vet checks them against their names.
+const (
+	zeroFactorOffset = 76
+	zeroBiasOffset   = 80
+)
+
+// token gives the address of a token's activations, disp bytes on. Of a register and its double there are
+// the strides 0, 1 and 2; the fourth token's address is made in a register of its own.
+func token(base, stride reg.Register, third reg.GPVirtual, t, disp int) Mem {
+	switch t {
+	case 0:
+		return Mem{Base: base, Disp: disp}
+	case 1:
+		return Mem{Base: base, Index: stride, Scale: 1, Disp: disp}
+	case 2:
+		return Mem{Base: base, Index: stride, Scale: 2, Disp: disp}
+	}
+	return Mem{Base: third, Index: stride, Scale: 1, Disp: disp}
+}
+
+// beyond gives the address of the third token, for tokens that need it.
+func beyond(base, stride reg.Register, tokens int) reg.GPVirtual {
+	third := GP64()
+	if tokens > 3 {
+		LEAQ(Mem{Base: base, Index: stride, Scale: 2}, third)
+	}
+	return third
+}
+
+// block4 sums the products of a block of 4-bit codes into dwords, a row each.
+func block4(dots []reg.VecVirtual, base []reg.GPVirtual, q, stride reg.Register, tokens int) {
+	low, high, x, mask := vectors(len(base)), vectors(len(base)), YMM(), YMM()
+	third := beyond(q, stride, tokens)
+	VMOVDQU(nibbles, mask)
+	for v := range 4 {
+		for p := range base {
+			VMOVDQU(at(base[p], 32*v), low[p])
+			VPSRLW(Imm(4), low[p], high[p])
+			VPAND(mask, low[p], low[p])
+			VPAND(mask, high[p], high[p])
+		}
+		for t := range tokens {
+			for i, codes := range [][]reg.VecVirtual{low, high} {
+				if len(base) == 1 {
+					VPBROADCASTD(token(q, stride, third, t, 16*i+4*v), x)
+					if v+i == 0 {
+						VPMADDUBSW(x, codes[0], dots[t])
+					} else {
+						VPMADDUBSW(x, codes[0], x)
+						VPADDW(x, dots[t], dots[t])
+					}
+					continue
+				}
+				VPBROADCASTD(token(q, stride, third, t, 16*i+4*v), x)
+				for p := range base {
+					d := dots[t*len(base)+p]
+					if v+i == 0 {
+						VPMADDUBSW(x, codes[p], d)
+					} else {
+						VPMADDUBSW(x, codes[p], codes[p])
+						VPADDW(codes[p], d, d)
+					}
+				}
+			}
+		}
+	}
+	VMOVDQU(ones, mask)
+	for _, d := range dots {
+		VPMADDWD(mask, d, d)
+	}
+}
+
+// block8 sums the products of a block of 8-bit codes into dwords, a row each.
+func block8(dots []reg.VecVirtual, base []reg.GPVirtual, q, stride reg.Register, tokens int) {
+	w, abs, x, t16, one := vectors(len(base)), vectors(len(base)), YMM(), YMM(), YMM()
+	third := beyond(q, stride, tokens)
+	VMOVDQU(ones, one)
+	for v := range 8 {
+		for p := range base {
+			VMOVDQU(at(base[p], 32*v), w[p])
+			VPABSB(w[p], abs[p])
+		}
+		for t := range tokens {
+			VPBROADCASTD(token(q, stride, third, t, 4*v), x)
+			for p := range base {
+				d := dots[t*len(base)+p]
+				VPSIGNB(w[p], x, t16)
+				VPMADDUBSW(t16, abs[p], t16)
+				if v == 0 {
+					VPMADDWD(one, t16, d)
+				} else {
+					VPMADDWD(one, t16, t16)
+					VPADDD(t16, d, d)
+				}
+			}
+		}
+	}
+}
+
+// finish takes the zero points off, which is exact, and adds the scaled sums of the block.
+func finish(acc, dots, s, zero []reg.VecVirtual, scale, sum, stride reg.Register, tokens, panels int) {
+	f := YMM()
+	thirdScale, thirdSum := beyond(scale, stride, tokens), beyond(sum, stride, tokens)
+	for t := range tokens {
+		for p := range panels {
+			d := dots[t*panels+p]
+			VCVTDQ2PS(d, d)
+			VBROADCASTSS(token(sum, stride, thirdSum, t, 0), f)
+			VFNMADD231PS(f, zero[p], d)
+			VBROADCASTSS(token(scale, stride, thirdScale, t, 0), f)
+			VMULPS(f, s[p], f)
+			VFMADD231PS(d, f, acc[t*panels+p])
+		}
+	}
+}
+
+// dense multiplies rows of float32 with tokens. Each product has one vector of partial sums, whatever the
+// shape: so a result does not depend on how many tokens are multiplied together.
+func dense(rows, tokens int) {
+	name := fmt.Sprintf("avx2Dense%dx%d", rows, tokens)
+	function(name, "func(out *float32, outStride int, w *float32, x *float32, cols int)",
+		fmt.Sprintf("%s multiplies %d rows of cols float32 with %d tokens of as many; outStride is in bytes. cols is a multiple of 8.", name, rows, tokens))
+	out, outStride := Load(Param("out"), GP64()), Load(Param("outStride"), GP64())
+	w, x := Load(Param("w"), GP64()), Load(Param("x"), GP64())
+	n := Load(Param("cols"), GP64())
+	stride := GP64()
+	MOVQ(n, stride)
+	SHLQ(Imm(2), stride)
+	SHRQ(Imm(3), n)
+	acc := vectors(rows * tokens)
+	for _, a := range acc {
+		VXORPS(a, a, a)
+	}
+	third := GP64()
+	LEAQ(Mem{Base: w, Index: stride, Scale: 2}, third)
+	label := fmt.Sprintf("dense%dx%d", rows, tokens)
+	Label(label)
+	xs, v := vectors(tokens), YMM()
+	for t := range tokens {
+		VMOVUPS(token(x, stride, third, t, 0), xs[t])
+	}
+	for r := range rows {
+		if tokens == 1 {
+			VFMADD231PS(token(w, stride, third, r, 0), xs[0], acc[r])
+			continue
+		}
+		VMOVUPS(token(w, stride, third, r, 0), v)
+		for t := range tokens {
+			VFMADD231PS(v, xs[t], acc[r*tokens+t])
+		}
+	}
+	ADDQ(Imm(32), w)
+	ADDQ(Imm(32), third)
+	ADDQ(Imm(32), x)
+	DECQ(n)
+	JNE(LabelRef(label))
+	f := YMM()
+	for t := range tokens {
+		for r := range rows {
+			across(acc[r*tokens+t], f, VADDPS)
+			VMOVSS(acc[r*tokens+t].AsX(), at(out, 4*r))
+		}
+		if t+1 < tokens {
+			ADDQ(outStride, out)
+		}
+	}
+	VZEROUPPER()
+	RET()
+}
+
+// dot is the inner product of n float32, n a multiple of 8.
+func dot() {
+	function("avx2Dot", "func(x, y *float32, n int) float32", "avx2Dot is the inner product of n elements, a multiple of 8 that is not 0.")
+	x, y, n := Load(Param("x"), GP64()), Load(Param("y"), GP64()), Load(Param("n"), GP64())
+	acc, v := vectors(4), YMM()
+	for _, a := range acc {
+		VXORPS(a, a, a)
+	}
+	Label("dot4")
+	CMPQ(n, Imm(32))
+	JLT(LabelRef("dot1"))
+	for i, a := range acc {
+		VMOVUPS(at(x, 32*i), v)
+		VFMADD231PS(at(y, 32*i), v, a)
+	}
+	ADDQ(U32(128), x)
+	ADDQ(U32(128), y)
+	SUBQ(Imm(32), n)
+	JMP(LabelRef("dot4"))
+	Label("dot1")
+	TESTQ(n, n)
+	JE(LabelRef("dotEnd"))
+	VMOVUPS(at(x, 0), v)
+	VFMADD231PS(at(y, 0), v, acc[0])
+	ADDQ(Imm(32), x)
+	ADDQ(Imm(32), y)
+	SUBQ(Imm(8), n)
+	JMP(LabelRef("dot1"))
+	Label("dotEnd")
+	VADDPS(acc[1], acc[0], acc[0])
+	VADDPS(acc[3], acc[2], acc[2])
+	VADDPS(acc[2], acc[0], acc[0])
+	across(acc[0], v, VADDPS)
+	Store(acc[0].AsX(), ReturnIndex(0))
+	VZEROUPPER()
+	RET()
+}
+
+// axpy adds a·x to y.
+func axpy() {
+	function("avx2Axpy", "func(a float32, x, y *float32, n int)", "avx2Axpy adds a·x to y, n elements, a multiple of 8 that is not 0.")
+	a := YMM()
+	VBROADCASTSS(NewParamAddr("a", 0), a)
+	x, y, n := Load(Param("x"), GP64()), Load(Param("y"), GP64()), Load(Param("n"), GP64())
+	v := YMM()
+	Label("axpyStep")
+	VMOVUPS(at(y, 0), v)
+	VFMADD231PS(at(x, 0), a, v)
+	VMOVUPS(v, at(y, 0))
+	ADDQ(Imm(32), x)
+	ADDQ(Imm(32), y)
+	SUBQ(Imm(8), n)
+	JNE(LabelRef("axpyStep"))
+	VZEROUPPER()
+	RET()
+}

@@ -1,0 +1,134 @@
+//go:build amd64 && !noasm
+
+package kernel
+
+import (
+	"golang.org/x/sys/cpu"
+
+	"qtool/formats/packed"
+)
+
+// machineSets lists the sets beyond the portable one that the machine can run, fastest last.
+func machineSets() []*Set {
+	if !cpu.X86.HasAVX2 || !cpu.X86.HasFMA || !hasF16C() {
+		return nil
+	}
+	return []*Set{{
+		Name: "avx2", quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2,
+		dense: denseAVX2, dot: dotAVX2, axpy: axpyAVX2,
+	}}
+}
+
+func quantizeAVX2(q []int8, scale, sum, x []float32) {
+	whole := len(x) / packed.Block
+	if whole > 0 {
+		avx2Quantize(&q[0], &scale[0], &sum[0], &x[0], whole)
+	}
+	if whole < len(scale) {
+		quantizeGeneric(q[whole*packed.Block:], scale[whole:], sum[whole:], x[whole*packed.Block:])
+	}
+}
+
+// panelLoop is the signature of the panel loops in assembly.
+type panelLoop func(out *float32, outStride int, data *byte, panelStride int, q *int8, scale, sum *float32, blocks, group int, asym bool, zeroFactor, zeroBias float32)
+
+func panel4AVX2(p panelArgs) {
+	factor, bias := float32(1)/16, float32(0)
+	if !p.scheme.Asym {
+		bias = 8
+	}
+	panelsAVX2(p, avx2Panel4x1x1, avx2Panel4x1x2, avx2Panel4x4x1, factor, bias)
+}
+
+func panel8AVX2(p panelArgs) {
+	bias := float32(0)
+	if p.scheme.Asym {
+		bias = -128
+	}
+	panelsAVX2(p, avx2Panel8x1x1, avx2Panel8x1x2, avx2Panel8x4x1, 1, bias)
+}
+
+// panelsAVX2 takes tokens by fours, whose unpacked codes are shared, and of single tokens panels by
+// twos, which share the activations.
+func panelsAVX2(p panelArgs, one, two, four panelLoop, factor, bias float32) {
+	blocks := (p.cols + packed.Block - 1) / packed.Block
+	if blocks == 0 {
+		panelGeneric(p)
+		return
+	}
+	stride, group := p.scheme.PanelBytes(p.cols), p.scheme.Group/packed.Block
+	t := 0
+	for ; t+4 <= p.tokens; t += 4 {
+		for i := range p.panels {
+			four(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*stride], stride,
+				&p.q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], blocks, group, p.scheme.Asym, factor, bias)
+		}
+	}
+	for ; t < p.tokens; t++ {
+		for i := 0; i < p.panels; {
+			loop, n := one, 1
+			if i+2 <= p.panels {
+				loop, n = two, 2
+			}
+			loop(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*stride], stride,
+				&p.q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], blocks, group, p.scheme.Asym, factor, bias)
+			i += n
+		}
+	}
+}
+
+// denseAVX2 tiles rows by four and tokens by three. What is left of a row beyond a multiple of eight is
+// added afterwards, for every shape alike.
+func denseAVX2(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int) {
+	whole := cols &^ 7
+	if whole != cols || whole == 0 {
+		denseRagged(out, stride, w, rows, cols, x, tokens)
+		return
+	}
+	r := 0
+	for ; r+4 <= rows; r += 4 {
+		t := 0
+		for ; t+3 <= tokens; t += 3 {
+			avx2Dense4x3(&out[t*stride+r], 4*stride, &w[r*cols], &x[t*cols], cols)
+		}
+		for ; t < tokens; t++ {
+			avx2Dense4x1(&out[t*stride+r], 4*stride, &w[r*cols], &x[t*cols], cols)
+		}
+	}
+	for ; r < rows; r++ {
+		for t := range tokens {
+			out[t*stride+r] = avx2Dot(&w[r*cols], &x[t*cols], cols)
+		}
+	}
+}
+
+// denseRagged multiplies rows that are no multiple of eight.
+func denseRagged(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int) {
+	for r := range rows {
+		for t := range tokens {
+			out[t*stride+r] = dotAVX2(w[r*cols:(r+1)*cols], x[t*cols:(t+1)*cols])
+		}
+	}
+}
+
+func dotAVX2(x, y []float32) float32 {
+	whole := len(x) &^ 7
+	var sum float32
+	if whole > 0 {
+		sum = avx2Dot(&x[0], &y[0], whole)
+	}
+	for i := whole; i < len(x); i++ {
+		sum += x[i] * y[i]
+	}
+	return sum
+}
+
+func axpyAVX2(a float32, x, y []float32) {
+	whole := len(x) &^ 7
+	if whole > 0 {
+		avx2Axpy(a, &x[0], &y[0], whole)
+	}
+	for i := whole; i < len(x); i++ {
+		y[i] += a * x[i]
+	}
+}
