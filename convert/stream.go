@@ -62,6 +62,8 @@ type streamer struct {
 	finished func(i int, o outcome) error
 	// progress, if set, is told the values done after each piece.
 	progress func(weights int64)
+
+	spare chan []byte // buffers that have been written
 }
 
 // piece is one job: rows of an item, and the buffer that they go to.
@@ -79,10 +81,11 @@ func (s *streamer) run(ctx context.Context, items []item) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	jobs, order := make(chan *piece), make(chan *piece, slots(s.threads))
+	s.spare = make(chan []byte, slots(s.threads)+2*max(s.threads, 1)+2)
 	var workers sync.WaitGroup
 	for range max(s.threads, 1) {
 		workers.Go(func() {
-			w := worker{items: items, encoders: make(map[int]func([]byte, []float32, int, int) (int, error))}
+			w := worker{items: items, spare: s.spare, encoders: make(map[int]func([]byte, []float32, int, int) (int, error))}
 			for p := range jobs {
 				p.err = mapped.Guard(func() error { return w.do(p) })
 				close(p.done)
@@ -165,6 +168,10 @@ func (s *streamer) write(ctx context.Context, items []item, order <-chan *piece)
 		}
 		at += int64(len(p.buf))
 		clamped += p.clamped
+		select {
+		case s.spare <- p.buf:
+		default:
+		}
 		p.buf = nil
 		if s.progress != nil {
 			s.progress(int64(p.n) * int64(items[p.item].tensor.Cols()))
@@ -184,6 +191,7 @@ func (s *streamer) write(ctx context.Context, items []item, order <-chan *piece)
 // worker is the scratch space of one thread.
 type worker struct {
 	items    []item
+	spare    <-chan []byte
 	encoders map[int]func(dst []byte, values []float32, first, n int) (int, error)
 	values   []float32
 	reader   checkpoint.Reader
@@ -200,7 +208,7 @@ func (w *worker) do(p *piece) error {
 		w.encoders[p.item] = encode
 	}
 	n := (p.n + it.unit - 1) / it.unit * it.unitBytes
-	p.buf = make([]byte, n)
+	p.buf = w.buffer(n)
 	if len(w.values) < p.n*cols {
 		w.values = make([]float32, p.n*cols)
 	}
@@ -226,4 +234,16 @@ func (w *worker) read(it *item, values []float32, first, n int) error {
 		}
 	}
 	return nil
+}
+
+// buffer gives n bytes, whatever they hold: the encoders write all of them.
+func (w *worker) buffer(n int) []byte {
+	select {
+	case b := <-w.spare:
+		if cap(b) >= n {
+			return b[:n]
+		}
+	default:
+	}
+	return make([]byte, n)
 }

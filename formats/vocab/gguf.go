@@ -57,7 +57,7 @@ func FromGGUF(m *gguf.Metadata) (*Definition, error) {
 	switch d.Model {
 	case SentencePiece:
 		addBOS = true
-		d.ByteFallback, d.StripSpace = true, r.flag(keySpacePrefix, true)
+		d.ByteFallback, d.FuseUnknown, d.StripSpace = true, true, r.flag(keySpacePrefix, true)
 		d.Normalizers = sentencePieceNormalizers(d.StripSpace)
 		if r.flag(keySqueeze, false) {
 			d.Normalizers = append([]Normalizer{{Op: Squeeze}}, d.Normalizers...)
@@ -275,8 +275,8 @@ func bertNormalizers(clean, cjk, accents, lowercase bool) []Normalizer {
 	return out
 }
 
-// SetGGUF sets the keys that llama.cpp reads a tokenizer from. FromGGUF of them encodes as d does; where
-// GGUF cannot say what d does, the error matches formats.ErrUnsupported.
+// SetGGUF sets the keys that llama.cpp reads a tokenizer from. FromGGUF of them encodes as d does, but for what
+// ExactGGUF tells; where GGUF cannot say what d does, the error matches formats.ErrUnsupported.
 func (d *Definition) SetGGUF(m *gguf.Metadata) error {
 	texts, kinds := make([]string, len(d.Tokens)), make([]int32, len(d.Tokens))
 	for i, t := range d.Tokens {
@@ -297,7 +297,7 @@ func (d *Definition) SetGGUF(m *gguf.Metadata) error {
 		m.Set(keySpacePrefix, gguf.Bool(d.prependsSpace()))
 	case ByteLevel:
 		var ok bool
-		if pre, ok = presetFor(d); !ok || len(d.Normalizers) > 0 {
+		if pre, ok = presetFor(d); !ok || !composesOnly(d.Normalizers) {
 			return formats.Unsupported("", keyPre, "GGUF has no name for this model's way to split a text")
 		}
 		merges := make([]string, len(d.Merges))
@@ -325,12 +325,23 @@ func (d *Definition) SetGGUF(m *gguf.Metadata) error {
 	return nil
 }
 
-// ExactGGUF reports whether a program that reads only the keys of SetGGUF encodes every text as d does. Where GGUF
-// merges by scores, any two tokens that make a token may be merged; a list of merges may leave some
-// of these out, and rank the ways to make one token differently.
+// composesOnly reports whether normalization does nothing but compose characters, which GGUF files leave out:
+// nearly every text is composed already.
+func composesOnly(steps []Normalizer) bool {
+	return !slices.ContainsFunc(steps, func(n Normalizer) bool { return n.Op != NFC })
+}
+
+// ExactGGUF reports whether a program that reads only the keys of SetGGUF encodes every text as d does, special
+// tokens that stand in the text aside. Where GGUF merges by scores, any two tokens that make a token may be
+// merged; a list of merges may leave some of these out, and rank the ways to make one token differently.
 func (d *Definition) ExactGGUF() bool {
+	for _, a := range d.Added {
+		if !a.Special && (a.SingleWord || a.LStrip || a.RStrip || a.Normalized && len(d.Normalizers) > 0) {
+			return false
+		}
+	}
 	if d.Model != SentencePiece {
-		return true
+		return len(d.Normalizers) == 0
 	}
 	if !d.ByteFallback {
 		return false // GGUF always falls back to bytes

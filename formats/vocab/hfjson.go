@@ -55,6 +55,9 @@ func fromJSON(data []byte, file string) (*Definition, error) {
 	if err := r.splitter(splitter); err != nil {
 		return nil, err
 	}
+	if decoder.Kind != strictjson.Null {
+		r.d.StripSpace = false // unless it says so itself
+	}
 	if err := r.decoder(decoder); err != nil {
 		return nil, err
 	}
@@ -306,7 +309,7 @@ func (r *reader) normalizer(v strictjson.Value) error {
 	case "Lowercase":
 		add(Normalizer{Op: Lowercase})
 	case "StripAccents":
-		add(Normalizer{Op: Accents})
+		add(Normalizer{Op: Marks})
 	case "BertNormalizer":
 		lower := flag(v, "lowercase", true)
 		// Null stands for the same as lowercase.
@@ -353,18 +356,9 @@ func (r *reader) splitter(v strictjson.Value) error {
 			add(Split{Op: SplitPattern, Pattern: PatternDigit})
 		}
 	case "Metaspace":
-		if text(v, "replacement") != space {
-			return r.refuse(v, "pre_tokenizer", "a space written as %q is not supported", text(v, "replacement"))
-		}
-		scheme := text(v, "prepend_scheme")
-		if scheme == "" {
-			scheme = "never"
-			if flag(v, "add_prefix_space", true) {
-				scheme = "always"
-			}
-		}
-		if !slices.Contains([]string{"always", "first", "never"}, scheme) {
-			return r.refuse(v, "pre_tokenizer", "prepend_scheme %q is not known", scheme)
+		scheme, err := r.scheme(v, "pre_tokenizer")
+		if err != nil {
+			return err
 		}
 		add(Split{Op: SplitSpaces, PrependSpace: scheme, Cut: flag(v, "split", true)})
 		r.d.StripSpace = r.d.StripSpace || scheme != "never"
@@ -374,6 +368,24 @@ func (r *reader) splitter(v strictjson.Value) error {
 		return r.refuse(v, "pre_tokenizer", "step %q is not supported", name)
 	}
 	return nil
+}
+
+// scheme gives which texts a step of type Metaspace puts a space before.
+func (r *reader) scheme(v strictjson.Value, field string) (string, error) {
+	if text(v, "replacement") != space {
+		return "", r.refuse(v, field, "a space written as %q is not supported", text(v, "replacement"))
+	}
+	scheme := text(v, "prepend_scheme")
+	if scheme == "" {
+		scheme = "never"
+		if flag(v, "add_prefix_space", true) {
+			scheme = "always"
+		}
+	}
+	if !slices.Contains([]string{"always", "first", "never"}, scheme) {
+		return "", r.refuse(v, field, "prepend_scheme %q is not known", scheme)
+	}
+	return scheme, nil
 }
 
 // split reads a step that splits by a regular expression, which must be a known one.
@@ -414,7 +426,14 @@ func (r *reader) decoder(v strictjson.Value) error {
 		r.d.StripSpace = n == 1
 	case "WordPiece":
 		r.d.CleanUpSpaces = flag(v, "cleanup", true)
-	case "ByteLevel", "ByteFallback", "Fuse", "Replace", "Metaspace":
+	case "Metaspace":
+		scheme, err := r.scheme(v, "decoder")
+		if err != nil {
+			return err
+		}
+		r.d.StripSpace = scheme != "never"
+		r.d.StripToken = r.d.StripSpace
+	case "ByteLevel", "ByteFallback", "Fuse", "Replace":
 	default:
 		return r.refuse(v, "decoder", "step %q is not supported", name)
 	}

@@ -15,6 +15,7 @@ func fromSentencePiece(data []byte, file string) (*Definition, error) {
 	p := &proto{data: data, file: file}
 	model, prefix, squeeze := uint64(1), true, true // the format's defaults: unigram, both
 	d.Unknown, d.BOS, d.EOS = 0, 1, 2
+	d.FuseUnknown = true
 	err := p.each(func(field int, v protoValue) error {
 		switch field {
 		case 1:

@@ -68,7 +68,8 @@ const (
 	NFKC      NormalizerOp = "nfkc"      //
 	NFKD      NormalizerOp = "nfkd"      //
 	Lowercase NormalizerOp = "lowercase" //
-	Accents   NormalizerOp = "accents"   // non-spacing marks are removed
+	Accents   NormalizerOp = "accents"   // non-spacing marks are removed, as BERT does
+	Marks     NormalizerOp = "marks"     // marks of every kind are removed
 	BertClean NormalizerOp = "clean"     // control characters are removed, white space becomes spaces
 	BertCJK   NormalizerOp = "cjk"       // spaces around Chinese characters
 	Squeeze   NormalizerOp = "squeeze"   // spaces at the ends removed, runs of them made one
@@ -116,6 +117,7 @@ type Definition struct {
 	Continuing    string
 	MaxWord       int  // of WordPiece: characters of a word, a longer one is unknown
 	StripSpace    bool // decoding removes the space that encoding put first
+	StripToken    bool // decoding removes every ▁ of the first token
 	CleanUpSpaces bool // decoding of WordPiece joins punctuation
 
 	BOS, EOS, PAD  int32   // -1 for none

@@ -129,7 +129,7 @@ func (d *Definition) modelJSON() (ordered, error) {
 	}
 	return ordered{
 		{"type", "BPE"}, {"dropout", nil}, {"unk_token", unknown}, {"continuing_subword_prefix", nil}, {"end_of_word_suffix", nil},
-		{"fuse_unk", d.FuseUnknown || d.Model == SentencePiece}, {"byte_fallback", d.ByteFallback}, {"ignore_merges", d.IgnoreMerges},
+		{"fuse_unk", d.FuseUnknown}, {"byte_fallback", d.ByteFallback}, {"ignore_merges", d.IgnoreMerges},
 		{"vocab", vocab}, {"merges", pairs},
 	}, nil
 }
@@ -171,6 +171,11 @@ func (d *Definition) normalizerJSON() (any, error) {
 	list := []any{}
 	for i := 0; i < len(d.Normalizers); i++ {
 		n := d.Normalizers[i]
+		if step, count := bertStep(d.Normalizers[i:]); count > 0 {
+			list = append(list, step)
+			i += count - 1
+			continue
+		}
 		switch n.Op {
 		case Prepend:
 			list = append(list, ordered{{"type", "Prepend"}, {"prepend", n.Content}})
@@ -180,19 +185,8 @@ func (d *Definition) normalizerJSON() (any, error) {
 			list = append(list, ordered{{"type", strings.ToUpper(string(n.Op))}})
 		case Lowercase:
 			list = append(list, ordered{{"type", "Lowercase"}})
-		case Accents:
+		case Marks:
 			list = append(list, ordered{{"type", "StripAccents"}})
-		case BertClean:
-			for _, all := range [][4]bool{{true, true, true, true}, {true, true, false, false}} {
-				steps := bertNormalizers(all[0], all[1], all[2], all[3])
-				if i+len(steps) <= len(d.Normalizers) && slices.Equal(d.Normalizers[i:i+len(steps)], steps) {
-					list = append(list, ordered{
-						{"type", "BertNormalizer"}, {"clean_text", all[0]}, {"handle_chinese_chars", all[1]}, {"strip_accents", all[2]}, {"lowercase", all[3]},
-					})
-					i += len(steps) - 1
-					break
-				}
-			}
 		default:
 			return nil, formats.Unsupported("", "normalizer", "step %q has no form in tokenizer.json", n.Op)
 		}
@@ -204,6 +198,23 @@ func (d *Definition) normalizerJSON() (any, error) {
 		return list[0], nil
 	}
 	return ordered{{"type", "Sequence"}, {"normalizers", list}}, nil
+}
+
+// bertStep writes the steps that come first as BERT's normalizer, and tells how many they are; none if
+// there is no need for it.
+func bertStep(from []Normalizer) (step ordered, count int) {
+	for bits := range 16 {
+		clean, cjk, accents, lowercase := bits&1 != 0, bits&2 != 0, bits&4 != 0, bits&8 != 0
+		steps := bertNormalizers(clean, cjk, accents, lowercase)
+		if !(clean || cjk || accents) || len(steps) <= count || len(steps) > len(from) || !slices.Equal(from[:len(steps)], steps) {
+			continue
+		}
+		step = ordered{
+			{"type", "BertNormalizer"}, {"clean_text", clean}, {"handle_chinese_chars", cjk}, {"strip_accents", accents}, {"lowercase", lowercase},
+		}
+		count = len(steps)
+	}
+	return step, count
 }
 
 func (d *Definition) splitJSON() (any, error) {
@@ -272,6 +283,11 @@ func (d *Definition) decoderJSON() any {
 		return ordered{{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}}
 	case WordPiece:
 		return ordered{{"type", "WordPiece"}, {"prefix", d.Continuing}, {"cleanup", d.CleanUpSpaces}}
+	}
+	if d.StripToken {
+		return ordered{{"type", "Sequence"}, {"decoders", []any{
+			ordered{{"type", "ByteFallback"}}, ordered{{"type", "Metaspace"}, {"replacement", space}, {"prepend_scheme", "always"}, {"split", true}},
+		}}}
 	}
 	steps := []any{
 		ordered{{"type", "Replace"}, {"pattern", ordered{{"String", space}}}, {"content", " "}},

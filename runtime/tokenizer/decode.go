@@ -8,7 +8,7 @@ import (
 )
 
 // Decode gives the text of tokens, special ones left out if skipSpecial. Ids outside the vocabulary are left
-// out; bytes that make no character become U+FFFD.
+// out; bytes that make no character become U+FFFD, one for each maximal part of a character.
 func (t *Tokenizer) Decode(ids []int32, skipSpecial bool) string {
 	s := t.Stream(skipSpecial)
 	var b strings.Builder
@@ -45,48 +45,58 @@ func (s *Stream) Next(id int32) string {
 	if special && s.skipSpecial {
 		return ""
 	}
-	if special || tok.Kind == vocab.UserDefined {
-		if d.Model == vocab.WordPiece && s.started {
-			return s.emit([]byte(" " + tok.Text))
-		}
-		return s.emit([]byte(strings.ReplaceAll(tok.Text, space, " ")))
+	var text []byte
+	switch {
+	case d.Model == vocab.WordPiece:
+		text = []byte(s.wordPiece(tok.Text))
+	case d.Model == vocab.ByteLevel && (special || tok.Kind == vocab.UserDefined):
+		text = []byte(tok.Text) // written as it is, not as bytes
+	case d.Model == vocab.ByteLevel:
+		text = rawBytes(tok.Text)
+	default:
+		text = s.sentencePiece(tok)
 	}
-	switch d.Model {
-	case vocab.ByteLevel:
-		return s.emit(rawBytes(tok.Text))
-	case vocab.WordPiece:
-		return s.emit([]byte(s.wordPiece(tok.Text)))
-	}
-	if tok.Kind == vocab.Byte {
-		return s.emit([]byte{hexByte(tok.Text)})
-	}
+	s.started = true
+	return s.emit(text)
+}
+
+// sentencePiece writes spaces as such, without the one that encoding put first.
+func (s *Stream) sentencePiece(tok vocab.Token) []byte {
+	d := s.t.d
 	text := strings.ReplaceAll(tok.Text, space, " ")
+	switch {
+	case tok.Kind == vocab.Byte:
+		text = string([]byte{hexByte(tok.Text)})
+	case s.started:
+	case d.StripToken:
+		return []byte(strings.ReplaceAll(tok.Text, space, ""))
+	}
 	if !s.started && d.StripSpace {
 		text = strings.TrimPrefix(text, " ")
 	}
-	s.started = true
-	return s.emit([]byte(text))
+	return []byte(text)
 }
 
 // wordPiece puts a space before what begins a word.
 func (s *Stream) wordPiece(text string) string {
-	rest, continues := strings.CutPrefix(text, s.t.d.Continuing)
-	if !continues && s.started {
-		rest = " " + rest
+	if s.started {
+		rest, continues := strings.CutPrefix(text, s.t.d.Continuing)
+		if text = rest; !continues {
+			text = " " + rest
+		}
 	}
 	if s.t.d.CleanUpSpaces {
 		for _, mark := range []string{".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re"} {
-			if rest == " "+mark {
-				rest = mark
+			if strings.HasPrefix(text, " "+mark) {
+				return text[1:]
 			}
 		}
 	}
-	return rest
+	return text
 }
 
 // emit gives what is whole of the bytes held and new.
 func (s *Stream) emit(b []byte) string {
-	s.started = true
 	s.held = append(s.held, b...)
 	whole := len(s.held)
 	for i := max(0, whole-utf8.UTFMax+1); i < whole; i++ {
@@ -107,15 +117,15 @@ func (s *Stream) Flush() string {
 	return out
 }
 
-// rawBytes is the inverse of printable; characters that stand for no byte stay.
+// rawBytes is the inverse of printable; a text with characters that stand for no byte stays as it is.
 func rawBytes(text string) []byte {
 	out := make([]byte, 0, len(text))
 	for _, r := range text {
-		if b, ok := runeBytes[r]; ok {
-			out = append(out, b)
-		} else {
-			out = utf8.AppendRune(out, r)
+		b, ok := runeBytes[r]
+		if !ok {
+			return []byte(text)
 		}
+		out = append(out, b)
 	}
 	return out
 }

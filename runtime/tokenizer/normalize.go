@@ -36,6 +36,13 @@ func (t *Tokenizer) normalize(s string) string {
 				}
 				return r
 			}, s)
+		case vocab.Marks:
+			s = strings.Map(func(r rune) rune {
+				if unicode.IsMark(r) {
+					return -1
+				}
+				return r
+			}, s)
 		case vocab.BertClean:
 			s = strings.Map(cleaned, s)
 		case vocab.BertCJK:
