@@ -62,9 +62,21 @@ func openWork(output, key string, size int64, place func(tensor string) (offset,
 		return nil, fmt.Errorf("lock %s: %w", w.dir, err)
 	}
 	if err := w.open(key, size, place); err != nil {
-		return nil, errors.Join(err, w.close())
+		err = errors.Join(err, w.close())
+		if len(w.done) == 0 {
+			w.remove()
+		}
+		return nil, err
 	}
 	return w, nil
+}
+
+// remove takes the folder away, as far as it can: what is left of it is found and discarded next time.
+func (w *work) remove() {
+	for _, name := range []string{"data", "journal", "lock"} {
+		_ = os.Remove(filepath.Join(w.dir, name))
+	}
+	_ = os.Remove(w.dir)
 }
 
 func (w *work) open(key string, size int64, place func(string) (int64, int64, bool)) error {
@@ -142,7 +154,7 @@ func reserve(f *os.File, size int64) error {
 		return f.Truncate(size)
 	}
 	if err != nil {
-		return &fs.PathError{Op: "reserve disk space for", Path: f.Name(), Err: err}
+		return &fs.PathError{Op: fmt.Sprintf("reserve %d bytes for", size), Path: f.Name(), Err: err}
 	}
 	return nil
 }
@@ -195,12 +207,8 @@ func (w *work) commit(output string) error {
 	if err := atomicfile.Rename(w.data.Name(), output); err != nil {
 		return err
 	}
-	for _, name := range []string{"journal", "lock"} {
-		if err := os.Remove(filepath.Join(w.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return os.Remove(w.dir)
+	w.remove()
+	return nil
 }
 
 // close ends the job; what is finished stays for the next one.
