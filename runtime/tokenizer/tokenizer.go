@@ -206,7 +206,11 @@ func match(text string, at int, list []added) (added, bool) {
 	return added{}, false
 }
 
-func wordRune(r rune) bool { return r == '_' || unicode.IsLetter(r) || unicode.IsNumber(r) }
+// wordRune is \w of Unicode's regular expressions.
+func wordRune(r rune) bool {
+	return unicode.IsLetter(r) || unicode.IsMark(r) ||
+		unicode.In(r, unicode.Nd, unicode.Nl, unicode.Pc, unicode.Other_Alphabetic, unicode.Join_Control)
+}
 
 // pieces cuts a text by the steps of pre-tokenization and encodes each piece.
 func (e *encoder) pieces(text string) {

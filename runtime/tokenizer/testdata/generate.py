@@ -59,7 +59,8 @@ a\u0308\u0323 q\u0307\u0323 u\u0306x \u016dx 각 각 ｶﾞ 👩🏿‍🚒 🏳
 SPACES = [" "] * 6 + ["  ", "   ", " " * 17, "\t", "\t\t\t", "\n", "\n\n", "\n\n\n\n", "\r\n", " \n ", "\n \t", "\u00a0", "\u2003", "\u3000", "\u2028", "\u0085", "", "", "", ""]
 ODD = ["\x00", "\x01", "\x1b[0m", "\x1f", "\x7f", "\u0085", "\u200b", "\u200d", "\ufeff", "\ufffd", "\u00ad", "\u061c", "\ue000", "\U000e0001", "\u0378", "\U0010ffff", "''", "-1", "+", "$", "`", "^~|", "...", "!!!", "?!", "--", "==", "\\n"]
 BROKEN = [b"\xff", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\xc0\x80", b"\xf5\x80\x80\x80", b"\x80", b"\xe2\x28\xa1", b"\xf0\x90\x80", b"\xf4\x90\x80\x80", b"\xe0\x9f\xbf", b"\xf0\x9f\x98\xff"]
-RANGES = [(32, 127), (32, 127), (0xa0, 0x250), (0x300, 0x370), (0x370, 0x530), (0x590, 0x6ff), (0x900, 0xa00), (0x1100, 0x1200), (0x2000, 0x2070), (0x2150, 0x2190), (0x3040, 0x3100), (0x4e00, 0x9fff), (0xac00, 0xd7a4), (0xfb00, 0xfb50), (0xff00, 0xffef), (0x1d400, 0x1d500), (0x1f300, 0x1f650)]
+# Of characters that Unicode 8 knows already: the library's BERT steps are of that version.
+RANGES = [(32, 127), (32, 127), (0xa0, 0x250), (0x300, 0x370), (0x370, 0x530), (0x5be, 0x61b), (0x61e, 0x6ff), (0x900, 0x980), (0x1100, 0x1200), (0x2000, 0x2070), (0x2150, 0x2190), (0x3040, 0x3100), (0x4e00, 0x9fff), (0xac00, 0xd7a4), (0xfb00, 0xfb50), (0xff00, 0xffef), (0x1d400, 0x1d500), (0x1f300, 0x1f650)]
 
 
 def strings(count, seed):
@@ -220,6 +221,12 @@ def expected(t, texts, seed=3):
     prefix = around[:1] if plain[0] == [] else []
     for long, short in zip(with_special, plain):
         assert long == around[:len(prefix)] + short + around[len(prefix):], (long, short)
+    # The library decodes tokens that are looked for in normalized text by their normalized form, and then does not
+    # know them for special ones.
+    raw = json.loads(t.to_str())
+    for token in raw["added_tokens"]:
+        token["normalized"] = False
+    t = Tokenizer.from_str(json.dumps(raw))
     decoded = [t.decode(ids, skip_special_tokens=True) for ids in plain]
     kept = [t.decode(ids, skip_special_tokens=False) for ids in plain]
     # Random ids but for byte tokens, of which the library drops whole runs when one byte is wrong.
