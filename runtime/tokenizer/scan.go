@@ -17,17 +17,17 @@ var scanners = map[vocab.Pattern]scanner{
 	vocab.PatternLlama3:      func(s string, at int) int { return scanLlama3(s, at, 3) },
 	vocab.PatternQwen2:       func(s string, at int) int { return scanLlama3(s, at, 1) },
 	vocab.PatternNewline:     one(func(r rune) bool { return r == '\r' || r == '\n' }),
-	vocab.PatternDigit:       one(unicode.IsNumber),
-	vocab.PatternDigits:      many(unicode.IsNumber),
+	vocab.PatternDigit:       one(number),
+	vocab.PatternDigits:      many(number),
 	vocab.PatternThreeDigits: scanThreeDigits,
-	vocab.PatternLetters:     afterSpace(unicode.IsLetter),
-	vocab.PatternPunctuation: afterSpace(unicode.IsPunct),
-	vocab.PatternFalcon:      many(func(r rune) bool { return unicode.IsPunct(r) || strings.ContainsRune("$+<=>^~|`", r) }),
-	vocab.PatternDefault:     many(func(r rune) bool { return unicode.IsPunct(r) || strings.ContainsRune("$+<=>^~|", r) }),
+	vocab.PatternLetters:     afterSpace(letter),
+	vocab.PatternPunctuation: afterSpace(punctuation),
+	vocab.PatternFalcon:      many(func(r rune) bool { return punctuation(r) || strings.ContainsRune("$+<=>^~|`", r) }),
+	vocab.PatternDefault:     many(func(r rune) bool { return punctuation(r) || strings.ContainsRune("$+<=>^~|", r) }),
 	vocab.PatternCJK: many(func(r rune) bool {
 		return r >= 0x4e00 && r <= 0x9fa5 || r >= 0x0800 && r <= 0x4e00 || r >= 0xac00 && r <= 0xd7ff
 	}),
-	vocab.PatternLatin: afterSpace(func(r rune) bool { return unicode.In(r, unicode.Lu, unicode.Ll, unicode.Lt) }),
+	vocab.PatternLatin: afterSpace(latin),
 	vocab.PatternMarks: afterSpace(func(r rune) bool {
 		return r >= '!' && r <= '/' || r >= ':' && r <= '~' || // letters too: so the expression says
 			r >= 0xff01 && r <= 0xff0f || r >= 0xff1a && r <= 0xff5e || r >= 0x2018 && r <= 0x201f || r >= 0x3000 && r <= 0x3002
@@ -113,7 +113,7 @@ func contraction(s string, at int, folded bool) int {
 	return at
 }
 
-func other(r rune) bool { return !unicode.IsSpace(r) && !unicode.IsLetter(r) && !unicode.IsNumber(r) }
+func other(r rune) bool { return !unicode.IsSpace(r) && !letter(r) && !number(r) }
 
 // scanGPT2 matches GPT-2's pattern, in which every text is covered by matches.
 func scanGPT2(s string, at int) int {
@@ -124,7 +124,7 @@ func scanGPT2(s string, at int) int {
 	if s[at] == ' ' {
 		begin++
 	}
-	for _, in := range []func(rune) bool{unicode.IsLetter, unicode.IsNumber, other} {
+	for _, in := range []func(rune) bool{letter, number, other} {
 		if end := run(s, begin, in); end > begin {
 			return end
 		}
@@ -151,19 +151,19 @@ func scanLlama3(s string, at, digits int) int {
 		return end
 	}
 	r, size := utf8.DecodeRuneInString(s[at:])
-	if !unicode.IsLetter(r) && !unicode.IsNumber(r) && r != '\r' && r != '\n' {
-		if end := run(s, at+size, unicode.IsLetter); end > at+size {
+	if !letter(r) && !number(r) && r != '\r' && r != '\n' {
+		if end := run(s, at+size, letter); end > at+size {
 			return end
 		}
 	}
-	if end := run(s, at, unicode.IsLetter); end > at {
+	if end := run(s, at, letter); end > at {
 		return end
 	}
-	if unicode.IsNumber(r) {
+	if number(r) {
 		end := at
 		for range digits {
 			r, size := utf8.DecodeRuneInString(s[end:])
-			if size == 0 || !unicode.IsNumber(r) {
+			if size == 0 || !number(r) {
 				break
 			}
 			end += size

@@ -214,21 +214,21 @@ func wordRune(r rune) bool {
 
 // pieces cuts a text by the steps of pre-tokenization and encodes each piece.
 func (e *encoder) pieces(text string) {
-	e.split(text, e.t.d.Splits)
+	e.split(text, e.t.d.Splits, e.piece)
 	e.first = false
 }
 
-// split applies the first of steps and hands the pieces to the others.
-func (e *encoder) split(text string, steps []vocab.Split) {
+// split applies the first of steps, hands the pieces to the others, and calls f for what comes out.
+func (e *encoder) split(text string, steps []vocab.Split, f func(string)) {
 	if text == "" {
 		return
 	}
 	if len(steps) == 0 {
-		e.piece(text)
+		f(text)
 		return
 	}
 	s := steps[0]
-	next := func(part string) { e.split(part, steps[1:]) }
+	next := func(part string) { e.split(part, steps[1:], f) }
 	switch s.Op {
 	case vocab.SplitPattern:
 		scan := scanners[s.Pattern]
