@@ -24,7 +24,6 @@ const (
 	PatternLatin       Pattern = "latin"        // cased letters after at most one white space
 	PatternMarks       Pattern = "marks"        // ASCII, full-width and CJK punctuation after at most one white space
 	PatternTrailing    Pattern = "trailing"     // white space at the end
-	PatternGPT4o       Pattern = "gpt-4o"
 )
 
 const (
@@ -32,10 +31,13 @@ const (
 	llama3Expression = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 	qwen2Expression  = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 	// As Llama 3's, spelled without the case flag.
-	llama3Spelled  = `(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-	qwen2Spelled   = `(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-	cjkExpression  = `[一-龥ࠀ-一가-퟿]+`
-	marksExpressin = `\s?[!-/:-~！-／：-～‘-‟　-。]+`
+	llama3Spelled = `(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+	qwen2Spelled  = `(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+	// DeepSeek's letters with case, told by what its list of them leaves out.
+	latinExpression = `\s?[[\p{Lu}\p{Ll}\p{Lt}\x{295}]&&[^\x{560}-\x{588}\x{10c7}-\x{10ff}\x{1c80}-\x{1c8f}\x{2d00}-\x{2d2d}\x{a790}-\x{ab6f}` +
+		`\x{10570}-\x{10c7f}\x{10cf3}-\x{1189f}\x{118e0}-\x{1e8ff}\x{1e944}-\x{10ffff}]]+`
+	cjkExpression   = `[一-龥ࠀ-一가-퟿]+`
+	marksExpression = `\s?[!-/:-~！-／：-～‘-‟　-。]+`
 )
 
 // expressions finds the pattern of a regular expression by its exact text.
@@ -44,7 +46,8 @@ var expressions = map[string]Pattern{
 	llama3Spelled: PatternLlama3, qwen2Spelled: PatternQwen2,
 	`[\r\n]`: PatternNewline, `\p{N}`: PatternDigit, `\p{N}+`: PatternDigits, `[0-9][0-9][0-9]`: PatternThreeDigits,
 	`\s?\p{L}+`: PatternLetters, `\s?\p{P}+`: PatternPunctuation, "[\\p{P}\\$\\+<=>\\^~\\|`]+": PatternFalcon,
-	cjkExpression: PatternCJK, marksExpressin: PatternMarks, `\s+$`: PatternTrailing,
+	"[\\p{P}\\$\\+<=>\\^~\\|]+": PatternDefault, latinExpression: PatternLatin,
+	cjkExpression: PatternCJK, marksExpression: PatternMarks, `\s+$`: PatternTrailing,
 }
 
 // preset is the pre-tokenizer that a GGUF file names.

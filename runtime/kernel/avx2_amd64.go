@@ -13,10 +13,16 @@ func machineSets() []*Set {
 	if !cpu.X86.HasAVX2 || !cpu.X86.HasFMA || !hasF16C() {
 		return nil
 	}
-	return []*Set{{
+	avx2 := Set{
 		Name: "avx2", quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2,
 		dense: denseAVX2, dot: dotAVX2, axpy: axpyAVX2,
-	}}
+	}
+	if !cpu.X86.HasAVX512F || !cpu.X86.HasAVX512BW || !cpu.X86.HasAVX512DQ || !cpu.X86.HasAVX512VL || !cpu.X86.HasAVX512VNNI {
+		return []*Set{&avx2}
+	}
+	avx512 := avx2
+	avx512.Name, avx512.panel4, avx512.panel8 = "avx512", panel4AVX512, panel8AVX512
+	return []*Set{&avx2, &avx512}
 }
 
 func quantizeAVX2(q []int8, scale, sum, x []float32) {

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/text/encoding/unicode"
 
-	"qtool/formats/gguf"
 	"qtool/formats/vocab"
 	"qtool/runtime/tokenizer"
 	"qtool/testdata"
@@ -115,68 +114,6 @@ func TestRealVocabularies(t *testing.T) {
 		t.Skip("QTOOL_TOKENIZER_GOLDENS is not set")
 	}
 	compare(t, dir)
-}
-
-// TestContainersAgree: one model's tokenizer.json, tokenizer.model and GGUF keys give the same ids.
-func TestContainersAgree(t *testing.T) {
-	dir := testdata.Shared(t, "models", "stories260k")
-	byJSON := encoder(t, fromDir(t, dir))
-	d, err := vocab.FromFiles(func(name string) ([]byte, error) {
-		if name == "tokenizer.json" {
-			return nil, os.ErrNotExist
-		}
-		return os.ReadFile(filepath.Join(dir, name))
-	}, dir)
-	require.NoError(t, err)
-	byModel := encoder(t, d)
-	f, err := gguf.Open(testdata.Shared(t, "models", "stories260k-f32.gguf"))
-	require.NoError(t, err)
-	defer func() { require.NoError(t, f.Close()) }()
-	d, err = vocab.FromGGUF(f.Metadata())
-	require.NoError(t, err)
-	byGGUF := encoder(t, d)
-	story, err := os.ReadFile(testdata.Shared(t, "data", "tinystories", "valid.txt"))
-	require.NoError(t, err)
-	for _, text := range append(readGolden(t, "testdata").Texts, string(story)) {
-		o := tokenizer.Options{AddSpecial: true}
-		want := byJSON.Encode(text, o)
-		require.Equal(t, want, byModel.Encode(text, o), "%.80q", text)
-		require.Equal(t, want, byGGUF.Encode(text, o), "%.80q", text)
-	}
-}
-
-// TestThroughContainers writes each vocabulary as GGUF keys and as tokenizer.json, and reads it back.
-func TestThroughContainers(t *testing.T) {
-	g := readGolden(t, "testdata")
-	for name := range g.Vocabularies {
-		t.Run(name, func(t *testing.T) {
-			d := fromDir(t, filepath.Join("testdata", name))
-			first := encoder(t, d)
-			text, config, err := d.TokenizerJSON()
-			require.NoError(t, err)
-			again, err := vocab.FromFiles(func(name string) ([]byte, error) {
-				return map[string][]byte{"tokenizer.json": text, "tokenizer_config.json": config}[name], nil
-			}, name)
-			require.NoError(t, err)
-			second := encoder(t, again)
-			var third *tokenizer.Tokenizer
-			m := &gguf.Metadata{}
-			if err := d.SetGGUF(m); err == nil {
-				d, err := vocab.FromGGUF(m)
-				require.NoError(t, err)
-				third = encoder(t, d)
-			} else {
-				require.Contains(t, []string{"bert", "bert-cased", "bert-accents", "gpt2-prefix"}, name, "%v", err)
-			}
-			for _, s := range g.Texts {
-				want := first.Encode(s, tokenizer.Options{AddSpecial: true})
-				require.Equal(t, want, second.Encode(s, tokenizer.Options{AddSpecial: true}), "%q", s)
-				if third != nil && d.ExactGGUF() {
-					require.Equal(t, want, third.Encode(s, tokenizer.Options{AddSpecial: true}), "%q", s)
-				}
-			}
-		})
-	}
 }
 
 func BenchmarkEncode(b *testing.B) {

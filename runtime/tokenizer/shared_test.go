@@ -9,8 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"qtool/formats/gguf"
-	"qtool/formats/vocab"
 	"qtool/runtime/tokenizer"
 	"qtool/testdata"
 )
@@ -22,13 +20,7 @@ func TestSharedVocabularies(t *testing.T) {
 	require.Len(t, paths, 8)
 	for _, path := range paths {
 		t.Run(filepath.Base(path), func(t *testing.T) {
-			f, err := gguf.Open(path)
-			require.NoError(t, err)
-			defer func() { require.NoError(t, f.Close()) }()
-			d, err := vocab.FromGGUF(f.Metadata())
-			require.NoError(t, err)
-			tok, err := tokenizer.New(d)
-			require.NoError(t, err)
+			tok := encoder(t, fromGGUF(t, path))
 			inputs, err := os.ReadFile(path + ".inp")
 			require.NoError(t, err)
 			outputs, err := os.ReadFile(path + ".out")

@@ -1,9 +1,9 @@
 // Command _gen writes the assembly of package kernel:
 //
-//	go run . -out ../avx2_amd64.s -stubs ../avx2_stubs_amd64.go -pkg kernel
+//	go run . -out ../loops_amd64.s -stubs ../loops_amd64.go -pkg kernel
 //
-// Every loop here has a portable twin in ../generic.go that defines its result. Instructions are those of
-// AVX2, FMA and F16C.
+// Every loop here has a portable twin in ../generic.go that defines its result. Functions named avx2… use
+// AVX2, FMA and F16C, those named avx512… also AVX-512 F, BW, DQ, VL and VNNI.
 package main
 
 import (
@@ -23,6 +23,10 @@ func main() {
 		panels(bits, 1, 1)
 		panels(bits, 1, 2)
 		panels(bits, 4, 1)
+	}
+	for _, bits := range []int{4, 8} {
+		panels512(bits, 1)
+		panels512(bits, 4)
 	}
 	dense(4, 3)
 	dense(4, 1)

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"qtool/runtime/bench"
+)
+
+func newBench() *cobra.Command {
+	var o bench.Options
+	var asJSON, quiet bool
+	cmd := &cobra.Command{
+		Use:   "bench MODEL",
+		Short: "Measure how fast a model runs on this machine",
+		Long: `bench reads a prompt and generates tokens, several times, and prints tokens per second
+with their standard deviation, the read bandwidth of the memory that it measures itself,
+and the share of it that generating takes.`,
+		Example: `  qtool bench llama-7b-w4.qpk
+  qtool bench llama-7b-w4.qpk -t 1,2 --prefill 128 --decode 64 --depth 1024 --json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if o.Prefill < 0 || o.Decode < 0 || o.Depth < 0 || o.Repeat < 1 || o.Prefill+o.Decode == 0 {
+				return usagef("expected --prefill, --decode and --depth ≥ 0, not both of the first 0, and --repeat ≥ 1")
+			}
+			for _, t := range o.Threads {
+				if t < 1 {
+					return usagef("--threads: expected counts of at least 1")
+				}
+			}
+			if o.Model, err = find(args[0]); err != nil {
+				return err
+			}
+			if !quiet {
+				o.Progress = func(what string) { fmt.Fprintln(os.Stderr, "bench:", what) }
+			}
+			r, err := bench.Measure(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), r)
+			}
+			return printBench(cmd.OutOrStdout(), r)
+		},
+	}
+	f := cmd.Flags()
+	f.IntSliceVarP(&o.Threads, "threads", "t", nil, "numbers of threads to measure with (default: one for each usable CPU)")
+	f.IntVar(&o.Prefill, "prefill", 128, "tokens of the prompt; 0: none")
+	f.IntVar(&o.Decode, "decode", 32, "tokens to generate; 0: none")
+	f.IntVar(&o.Depth, "depth", 0, "tokens in the context before generating")
+	f.IntVar(&o.Repeat, "repeat", 3, "runs of each kind, besides one to warm up")
+	f.BoolVar(&asJSON, "json", false, "print one JSON object")
+	f.BoolVarP(&quiet, "quiet", "q", false, "no progress")
+	return cmd
+}
+
+func printBench(w io.Writer, r *bench.Report) error {
+	fmt.Fprintf(w, "%s: %s, %s kernels, NUMA %s\n", r.Model, sizeText(r.SizeBytes), r.CPU, r.NUMA)
+	t := newTable(w)
+	fmt.Fprintln(t, "what\tthreads\ttokens\tafter\ttokens/s\tread bandwidth\tshare of it")
+	for _, x := range r.Runs {
+		share := ""
+		if x.BusShare > 0 {
+			share = percentText(x.BusShare)
+		}
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%.2f ± %.2f\t%.1f GB/s\t%s\n", x.Kind, x.Threads, x.Tokens, x.Context, x.PerSec, x.StdDev, r.Bandwidth[strconv.Itoa(x.Threads)], share)
+	}
+	return t.Flush()
+}

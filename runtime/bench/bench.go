@@ -1,0 +1,219 @@
+// Package bench measures how fast a model runs: reading a prompt, generating, and how much of the
+// memory's bandwidth generating takes.
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"qtool/formats/checkpoint"
+	"qtool/runtime/kernel"
+	"qtool/runtime/llama"
+	"qtool/runtime/pool"
+)
+
+// Options of a measurement.
+type Options struct {
+	Model   string
+	Threads []int // counts to measure with; empty: one a usable CPU
+	Prefill int   // tokens of the prompt; 0 for none
+	Decode  int   // tokens to generate; 0 for none
+	Depth   int   // tokens in the context before generating
+	Repeat  int   // runs of each kind
+	// Progress, if set, is told each run before it starts.
+	Progress func(what string)
+}
+
+// Report is what `qtool bench --json` prints. Keys may be added, none renamed.
+type Report struct {
+	Model     string             `json:"model"`
+	SizeBytes int64              `json:"size_bytes"`
+	CPU       string             `json:"cpu"`
+	Threads   []int              `json:"threads"`
+	NUMA      string             `json:"numa"`
+	Bandwidth map[string]float64 `json:"bandwidth_gbps"` // read by that many threads
+	Runs      []Run              `json:"runs"`
+}
+
+// Run is one kind of measurement.
+type Run struct {
+	Kind     string  `json:"kind"` // prefill or decode
+	Tokens   int     `json:"tokens"`
+	Context  int     `json:"context"` // tokens before
+	Batch    int     `json:"batch"`   // sequences
+	Threads  int     `json:"threads"`
+	PerSec   float64 `json:"tokens_per_s"`
+	StdDev   float64 `json:"stddev"`
+	BusShare float64 `json:"bandwidth_share"` // of the weights read a second in the bandwidth; decode only
+}
+
+// Measure runs the model. Tokens are made up: speed does not depend on them.
+func Measure(ctx context.Context, o Options) (report *Report, err error) {
+	m, err := checkpoint.Open(o.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	if len(o.Threads) == 0 {
+		o.Threads = []int{pool.Available()}
+	}
+	report = &Report{Model: o.Model, Threads: o.Threads, Bandwidth: make(map[string]float64)}
+	report.SizeBytes, _ = m.Size()
+	for _, threads := range o.Threads {
+		say := func(what string) {
+			if o.Progress != nil {
+				o.Progress(fmt.Sprintf("%s, %d threads", what, threads))
+			}
+		}
+		say("bandwidth")
+		bandwidth, err := Bandwidth(threads)
+		if err != nil {
+			return nil, err
+		}
+		report.Bandwidth[fmt.Sprint(threads)] = bandwidth / 1e9
+		e, err := llama.New(m, llama.Options{Threads: threads})
+		if err != nil {
+			return nil, err
+		}
+		report.CPU, report.NUMA = e.CPU(), e.NUMA()
+		runs, err := measure(ctx, e, o, say)
+		e.Close()
+		if err != nil {
+			return nil, err
+		}
+		for i := range runs {
+			runs[i].Threads = threads
+			if runs[i].Kind == "decode" {
+				runs[i].BusShare = runs[i].PerSec * float64(perToken(m)) / bandwidth
+			}
+		}
+		report.Runs = append(report.Runs, runs...)
+	}
+	return report, nil
+}
+
+// perToken is the bytes of weights that a step reads: all of them but the embedding, of which it reads a
+// row, unless that is the head too.
+func perToken(m *checkpoint.Model) int64 {
+	var n int64
+	for _, t := range m.Tensors() {
+		if t.Name != "model.embed_tokens.weight" || m.Config().TieEmbeddings {
+			n += t.Bytes()
+		}
+	}
+	return n
+}
+
+// measure runs both kinds with one engine.
+func measure(ctx context.Context, e *llama.Engine, o Options, say func(string)) ([]Run, error) {
+	tokens := func(n int) []int32 {
+		out := make([]int32, n)
+		for i := range out {
+			out[i] = int32((i*7919 + 13) % e.Vocab())
+		}
+		return out
+	}
+	s := e.NewSession(max(o.Prefill, o.Depth+o.Decode+1))
+	last := func(int, []float32) error { return nil }
+	var runs []Run
+	if o.Prefill > 0 {
+		say("prefill")
+		prompt := tokens(o.Prefill)
+		r, err := repeat(ctx, o.Repeat, o.Prefill, func() error {
+			s.Reset()
+			return s.Forward(prompt, len(prompt)-1, last)
+		})
+		if err != nil {
+			return nil, err
+		}
+		r.Kind = "prefill"
+		runs = append(runs, r)
+	}
+	if o.Decode > 0 {
+		say("decode")
+		one := tokens(o.Depth + 1)
+		r, err := repeat(ctx, o.Repeat, o.Decode, func() error {
+			for range o.Decode {
+				if err := s.Forward(one[:1], 0, last); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, func() error {
+			s.Reset()
+			return s.Forward(one, len(one), nil)
+		})
+		if err != nil {
+			return nil, err
+		}
+		r.Kind, r.Context = "decode", o.Depth
+		runs = append(runs, r)
+	}
+	return runs, nil
+}
+
+// repeat times run after each of the preparations, once more than asked for: the first run warms up.
+func repeat(ctx context.Context, times, tokens int, run func() error, prepare ...func() error) (Run, error) {
+	var rates []float64
+	for i := range max(times, 1) + 1 {
+		for _, p := range prepare {
+			if err := p(); err != nil {
+				return Run{}, err
+			}
+		}
+		if err := ctx.Err(); err != nil {
+			return Run{}, err
+		}
+		start := time.Now()
+		if err := run(); err != nil {
+			return Run{}, err
+		}
+		if i > 0 {
+			rates = append(rates, float64(tokens)/time.Since(start).Seconds())
+		}
+	}
+	var mean, square float64
+	for _, r := range rates {
+		mean += r / float64(len(rates))
+	}
+	for _, r := range rates {
+		square += (r - mean) * (r - mean)
+	}
+	return Run{Tokens: tokens, Batch: 1, PerSec: mean, StdDev: math.Sqrt(square / float64(max(len(rates)-1, 1)))}, nil
+}
+
+// bandwidthBytes is more than the caches of any machine of today, for each thread.
+const bandwidthBytes = 256 << 20
+
+// Bandwidth is the bytes a second that so many threads read from memory together, the best of five passes.
+func Bandwidth(threads int) (float64, error) {
+	set, err := kernel.Best()
+	if err != nil {
+		return 0, err
+	}
+	p := pool.New(threads)
+	defer p.Close()
+	data := make([]float32, threads*bandwidthBytes/4)
+	const piece = 1 << 16 // elements: what one call reads
+	pieces := len(data) / piece
+	p.Run(pieces, func(_, i int) { // touched by the threads that will read it, so that pages are real
+		part := data[i*piece : (i+1)*piece]
+		for k := range part {
+			part[k] = float32(k & 7)
+		}
+	})
+	sums := make([]float32, threads*32)
+	best := 0.0
+	for range 5 {
+		start := time.Now()
+		p.Run(pieces/2, func(w, i int) {
+			// Two streams, as a product of two vectors reads them.
+			sums[32*w] += set.Dot(data[2*i*piece:(2*i+1)*piece], data[(2*i+1)*piece:(2*i+2)*piece])
+		})
+		best = max(best, float64(4*len(data))/time.Since(start).Seconds())
+	}
+	return best, nil
+}

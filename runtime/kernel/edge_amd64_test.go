@@ -1,0 +1,81 @@
+//go:build amd64 && !noasm
+
+package kernel_test
+
+import (
+	"math/rand/v2"
+	"os"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"qtool/formats/packed"
+	"qtool/runtime/kernel"
+)
+
+// atPageEnd copies data to memory that ends where none may be read.
+func atPageEnd[T any](t *testing.T, data []T) []T {
+	t.Helper()
+	var zero T
+	size := len(data) * int(unsafe.Sizeof(zero))
+	page := os.Getpagesize()
+	pages := (size + page - 1) / page
+	m, err := unix.Mmap(-1, 0, (pages+1)*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, unix.Munmap(m)) })
+	require.NoError(t, unix.Mprotect(m[pages*page:], unix.PROT_NONE))
+	if len(data) == 0 {
+		return nil
+	}
+	out := unsafe.Slice((*T)(unsafe.Pointer(&m[pages*page-size])), len(data))
+	copy(out, data)
+	return out
+}
+
+// TestLoopsStayWithinTheirBuffers lets every buffer end at a page that must not be touched, for all sizes up
+// to 300, and checks the exact products of the largest codes.
+func TestLoopsStayWithinTheirBuffers(t *testing.T) {
+	r := rand.New(rand.NewPCG(21, 22))
+	for _, set := range kernel.Available() {
+		for cols := 1; cols <= 300; cols += 1 + cols/40 {
+			for _, s := range []packed.Scheme{{Bits: 4, Group: 64}, {Bits: 8, Group: 32, Asym: true}, {Bits: 8, Group: 128}, {Bits: 4, Group: 32, Asym: true}} {
+				const rows, tokens = 19, 6
+				m := randomMatrix(t, s, rows, cols, r, true)
+				// The padding at the end of a matrix may be read: cut it off.
+				m.Data = atPageEnd(t, m.Data[:m.PanelCount()*s.PanelBytes(cols)])
+				var a kernel.Activations
+				a.Resize(tokens, cols)
+				a.Q, a.Scale, a.Sum = atPageEnd(t, a.Q), atPageEnd(t, a.Scale), atPageEnd(t, a.Sum)
+				for i := range tokens {
+					x := make([]float32, cols)
+					for k := range x {
+						x[k] = float32(2*r.IntN(2) - 1) // codes of ±127
+					}
+					set.Quantize(&a, i, atPageEnd(t, x))
+				}
+				out := atPageEnd(t, make([]float32, tokens*rows))
+				set.MulPanels(out, rows, m, 0, m.PanelCount(), &a, 0, tokens)
+				codes := packed.NewCodes(s, cols)
+				w := make([]float32, cols)
+				for row := range rows {
+					m.DequantizeRow(w, row, codes)
+					for i := range tokens {
+						var want, size float64
+						for k, v := range w {
+							at := i*a.Blocks*packed.Block + k
+							p := float64(v) * float64(a.Q[at]) * float64(a.Scale[at/packed.Block])
+							want, size = want+p, size+max(p, -p)
+						}
+						require.InDelta(t, want, out[i*rows+row], 1e-5*size+1e-9, "%s %s %d columns, token %d, row %d", set.Name, s, cols, i, row)
+					}
+				}
+			}
+			x, y := atPageEnd(t, randomVector(3*cols, r)), atPageEnd(t, randomVector(7*cols, r))
+			out := atPageEnd(t, make([]float32, 3*7))
+			set.MulDense(out, 7, y, 7, cols, x, 3)
+			set.Axpy(0.5, x[2*cols:], y[6*cols:])
+		}
+	}
+}
