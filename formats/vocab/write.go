@@ -219,7 +219,20 @@ func bertStep(from []Normalizer) (step ordered, count int) {
 
 func (d *Definition) splitJSON() (any, error) {
 	list := []any{}
-	for _, s := range d.Splits {
+	for i := 0; i < len(d.Splits); i++ {
+		s, rest := d.Splits[i], d.Splits[i:]
+		// A step of type ByteLevel writes bytes as characters: it must be the only one.
+		whole := []Split{{Op: SplitPattern, Pattern: PatternGPT2}, {Op: SplitBytes, PrependSpace: "never"}}
+		if prefix := s.Op == SplitBytes && s.PrependSpace != "never"; prefix && len(rest) > 1 {
+			if !slices.Equal(rest[1:], whole) {
+				return nil, formats.Unsupported("", "pre_tokenizer", "a space before a text that is split otherwise than GPT-2's has no form in tokenizer.json")
+			}
+			list = append(list, byteLevelStep(true, true))
+			break
+		} else if slices.Equal(rest, whole) {
+			list = append(list, byteLevelStep(false, true))
+			break
+		}
 		switch s.Op {
 		case SplitPattern:
 			expression := ""
@@ -233,7 +246,7 @@ func (d *Definition) splitJSON() (any, error) {
 			}
 			list = append(list, ordered{{"type", "Split"}, {"pattern", ordered{{"Regex", expression}}}, {"behavior", "Isolated"}, {"invert", false}})
 		case SplitBytes:
-			list = append(list, ordered{{"type", "ByteLevel"}, {"add_prefix_space", s.PrependSpace != "never"}, {"trim_offsets", true}, {"use_regex", false}})
+			list = append(list, byteLevelStep(s.PrependSpace != "never", false))
 		case SplitSpaces:
 			list = append(list, ordered{{"type", "Metaspace"}, {"replacement", space}, {"prepend_scheme", s.PrependSpace}, {"split", s.Cut}})
 		case SplitBertWord:
@@ -247,6 +260,10 @@ func (d *Definition) splitJSON() (any, error) {
 		return list[0], nil
 	}
 	return ordered{{"type", "Sequence"}, {"pretokenizers", list}}, nil
+}
+
+func byteLevelStep(prefix, regex bool) ordered {
+	return ordered{{"type", "ByteLevel"}, {"add_prefix_space", prefix}, {"trim_offsets", true}, {"use_regex", regex}}
 }
 
 func (d *Definition) processorJSON() any {
@@ -280,7 +297,7 @@ func (d *Definition) processorJSON() any {
 func (d *Definition) decoderJSON() any {
 	switch d.Model {
 	case ByteLevel:
-		return ordered{{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}}
+		return byteLevelStep(true, true)
 	case WordPiece:
 		return ordered{{"type", "WordPiece"}, {"prefix", d.Continuing}, {"cleanup", d.CleanUpSpaces}}
 	}
