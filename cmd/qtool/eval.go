@@ -27,7 +27,7 @@ type evalOptions struct {
 func (o *evalOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.data, "data", "", "text to evaluate on (default: eval.txt beside the model, else a short built-in text)")
-	f.IntVarP(&o.context, "context", "c", 512, "tokens of a window")
+	f.IntVarP(&o.context, "context", "c", 0, "tokens of a window (default: 512, or what the model was made for where that is less)")
 	f.StringVar(&o.rule, "rule", string(eval.RuleLlamaCpp), "perplexity rule: llama.cpp (second half of each window) or sliding (Hugging Face's)")
 	f.IntVar(&o.stride, "stride", 0, "tokens between windows of the sliding rule (default: half a window)")
 	f.IntVar(&o.maxTokens, "max-tokens", 0, "use only so many tokens of the text (0: all)")
@@ -42,17 +42,14 @@ func (o *evalOptions) request(cmd *cobra.Command) (eval.Request, error) {
 	r := eval.Request{Data: o.data, Threads: o.threads, MaxTokens: o.maxTokens, Rule: eval.Rule{Kind: eval.RuleKind(o.rule), Context: o.context}}
 	if r.Rule.Kind == eval.RuleSliding {
 		r.Rule.Stride = o.stride
-		if o.stride == 0 {
-			r.Rule.Stride = max(o.context/2, 1)
-		}
 	} else if o.stride != 0 {
 		return r, usagef("--stride belongs to --rule sliding")
 	}
-	if err := r.Rule.Validate(); err != nil {
+	if err := r.Rule.WithDefaults(eval.DefaultContext).Validate(); err != nil {
 		return r, usageError{err}
 	}
-	if o.threads < 0 || o.maxTokens < 0 {
-		return r, usagef("--threads and --max-tokens must not be negative")
+	if o.threads < 0 || o.maxTokens < 0 || o.context < 0 || o.stride < 0 {
+		return r, usagef("--threads, --max-tokens, --context and --stride must not be negative")
 	}
 	for _, g := range []struct {
 		flag, value string

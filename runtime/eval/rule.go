@@ -33,6 +33,21 @@ func (r Rule) String() string {
 	return string(r.Kind)
 }
 
+// DefaultContext is the window of a measurement where none is asked for.
+const DefaultContext = 512
+
+// WithDefaults gives the rule with what is not set: windows of context tokens, half a window from one to
+// the next.
+func (r Rule) WithDefaults(context int) Rule {
+	if r.Context == 0 {
+		r.Context = context
+	}
+	if r.Kind == RuleSliding && r.Stride == 0 {
+		r.Stride = max(r.Context/2, 1)
+	}
+	return r
+}
+
 // Validate says what is wrong with the rule's numbers.
 func (r Rule) Validate() error {
 	switch r.Kind {

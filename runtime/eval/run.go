@@ -17,8 +17,9 @@ type Request struct {
 	Model    string // path
 	Baseline string // path of the model to compare with; empty for none
 	Data     string // path of the text; empty for the one that came with a model, or the built-in one
-	Rule     Rule
-	Threads  int
+	// Rule; a context of 0 stands for DefaultContext, or what the model was made for where that is less.
+	Rule    Rule
+	Threads int
 	// MaxTokens limits the text to that many tokens; 0 for all of it.
 	MaxTokens int
 	Limits    Limits
@@ -34,6 +35,7 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 		return nil, false, err
 	}
 	defer func() { err = errors.Join(err, model.close()) }()
+	r.Rule = r.Rule.WithDefaults(min(DefaultContext, model.engine.Config().MaxPositions))
 	report = &Report{Model: r.Model, Baseline: r.Baseline, Rule: string(r.Rule.Kind), Context: r.Rule.Context, Stride: r.Rule.Stride, Warnings: []string{}}
 	report.SizeBytes, report.BitsPerWeight = model.source.Size()
 	report.Runtime = Runtime{CPU: model.engine.CPU(), Threads: model.engine.Threads(), NUMA: model.engine.NUMA()}

@@ -15,7 +15,7 @@ func machineSets() []*Set {
 	}
 	avx2 := Set{
 		Name: "avx2", quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2,
-		dense: denseAVX2, dot: dotAVX2, axpy: axpyAVX2,
+		dense: denseAVX2, dot: dotAVX2, axpy: axpyAVX2, exp: expAVX2,
 	}
 	if !cpu.X86.HasAVX512F || !cpu.X86.HasAVX512BW || !cpu.X86.HasAVX512DQ || !cpu.X86.HasAVX512VL || !cpu.X86.HasAVX512VNNI {
 		return []*Set{&avx2}
@@ -137,4 +137,12 @@ func axpyAVX2(a float32, x, y []float32) {
 	for i := whole; i < len(x); i++ {
 		y[i] += a * x[i]
 	}
+}
+
+func expAVX2(x []float32, shift float32) (sum float32) {
+	whole := len(x) &^ 7
+	if whole > 0 {
+		sum = avx2Exp(&x[0], whole, shift)
+	}
+	return sum + expGeneric(x[whole:], shift)
 }

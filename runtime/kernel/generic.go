@@ -198,3 +198,27 @@ func axpyGeneric(a float32, x, y []float32) {
 		y[i] += a * v
 	}
 }
+
+// expGeneric replaces each x by exp(x − shift) and returns the sum. With x = k·ln 2 + r, |r| ≤ ln 2 / 2, it is 2^k
+// times the series of exp(r) to r^7, which is exact to the last bit or two; ln 2 comes in two parts, so that
+// the difference is (Cody and Waite). Differences below −87 count as −87, which is 0 beside the largest.
+func expGeneric(x []float32, shift float32) (sum float32) {
+	const log2, ln2High, ln2Low = 1.44269504, 0.693359375, -2.12194440e-4
+	for i, v := range x {
+		v = min(max(v-shift, -87), 88)
+		k := roundEven(v * log2)
+		r := v - float32(k)*ln2High
+		r -= float32(k) * ln2Low
+		p := float32(1. / 5040)
+		p = p*r + 1./720
+		p = p*r + 1./120
+		p = p*r + 1./24
+		p = p*r + 1./6
+		p = p*r + 0.5
+		p = p*r + 1
+		p = p*r + 1
+		x[i] = math.Float32frombits(uint32(int32(math.Float32bits(p)) + k<<23))
+		sum += x[i]
+	}
+	return sum
+}

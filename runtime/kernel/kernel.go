@@ -29,6 +29,7 @@ type Set struct {
 
 	dot  func(x, y []float32) float32
 	axpy func(a float32, x, y []float32)
+	exp  func(x []float32, shift float32) (sum float32)
 }
 
 // EnvLevel is the environment variable that limits the instructions in use: generic, avx2 or
@@ -39,7 +40,7 @@ const EnvLevel = "QTOOL_CPU"
 func Generic() *Set {
 	return &Set{
 		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric,
-		dense: denseGeneric, dot: dotGeneric, axpy: axpyGeneric,
+		dense: denseGeneric, dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,
 	}
 }
 
@@ -170,3 +171,20 @@ func (s *Set) Dot(x, y []float32) float32 { return s.dot(x, y[:len(x)]) }
 
 // Axpy adds a·x to y, which has at least x's length.
 func (s *Set) Axpy(a float32, x, y []float32) { s.axpy(a, x, y[:len(x)]) }
+
+// Exp replaces each x by exp(x − shift), of which the difference must be finite, and returns the sum.
+func (s *Set) Exp(x []float32, shift float32) (sum float32) { return s.exp(x, shift) }
+
+// Softmax replaces x, of at least one finite element, by their exponentials, scaled to add up to one.
+func (s *Set) Softmax(x []float32) {
+	most := x[0]
+	for _, v := range x {
+		if v > most {
+			most = v
+		}
+	}
+	f := 1 / s.exp(x, most)
+	for i := range x {
+		x[i] *= f
+	}
+}

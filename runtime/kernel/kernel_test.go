@@ -191,6 +191,35 @@ func TestDense(t *testing.T) {
 	}
 }
 
+func TestExpAndSoftmax(t *testing.T) {
+	for _, set := range kernel.Available() {
+		r := rand.New(rand.NewPCG(13, 14))
+		for n := 1; n <= 300; n++ {
+			x := randomVector(n, r)
+			for i := range x {
+				x[i] *= 20
+			}
+			x[n/2] = 200
+			want, sum := make([]float64, n), 0.0
+			for i, v := range x {
+				want[i] = math.Exp(float64(v) - 200)
+				sum += want[i]
+			}
+			e := append([]float32(nil), x...)
+			require.InEpsilon(t, sum, set.Exp(e, 200), 1e-6)
+			for i, v := range e {
+				if want[i] > 1e-37 {
+					require.InEpsilon(t, want[i], v, 4e-7, "%s: exp(%g)", set.Name, x[i]-200)
+				}
+			}
+			set.Softmax(x)
+			for i, v := range x {
+				require.InDelta(t, want[i]/sum, v, 1e-6)
+			}
+		}
+	}
+}
+
 func TestBestObeysTheEnvironment(t *testing.T) {
 	t.Setenv(kernel.EnvLevel, "generic")
 	s, err := kernel.Best()

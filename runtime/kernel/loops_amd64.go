@@ -78,3 +78,8 @@ func avx2Dot(x *float32, y *float32, n int) float32
 //
 //go:noescape
 func avx2Axpy(a float32, x *float32, y *float32, n int)
+
+// avx2Exp replaces n elements, a multiple of 8 that is not 0, by exp(x - shift) and returns their sum.
+//
+//go:noescape
+func avx2Exp(x *float32, n int, shift float32) float32

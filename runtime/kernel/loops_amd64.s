@@ -64,6 +64,136 @@ DATA order<>+24(SB)/4, $0x00000003
 DATA order<>+28(SB)/4, $0x00000007
 GLOBL order<>(SB), RODATA|NOPTR, $32
 
+DATA expLow<>+0(SB)/4, $(-87.0)
+DATA expLow<>+4(SB)/4, $(-87.0)
+DATA expLow<>+8(SB)/4, $(-87.0)
+DATA expLow<>+12(SB)/4, $(-87.0)
+DATA expLow<>+16(SB)/4, $(-87.0)
+DATA expLow<>+20(SB)/4, $(-87.0)
+DATA expLow<>+24(SB)/4, $(-87.0)
+DATA expLow<>+28(SB)/4, $(-87.0)
+GLOBL expLow<>(SB), RODATA|NOPTR, $32
+
+DATA expHigh<>+0(SB)/4, $(88.0)
+DATA expHigh<>+4(SB)/4, $(88.0)
+DATA expHigh<>+8(SB)/4, $(88.0)
+DATA expHigh<>+12(SB)/4, $(88.0)
+DATA expHigh<>+16(SB)/4, $(88.0)
+DATA expHigh<>+20(SB)/4, $(88.0)
+DATA expHigh<>+24(SB)/4, $(88.0)
+DATA expHigh<>+28(SB)/4, $(88.0)
+GLOBL expHigh<>(SB), RODATA|NOPTR, $32
+
+DATA expLog2<>+0(SB)/4, $(1.442695)
+DATA expLog2<>+4(SB)/4, $(1.442695)
+DATA expLog2<>+8(SB)/4, $(1.442695)
+DATA expLog2<>+12(SB)/4, $(1.442695)
+DATA expLog2<>+16(SB)/4, $(1.442695)
+DATA expLog2<>+20(SB)/4, $(1.442695)
+DATA expLog2<>+24(SB)/4, $(1.442695)
+DATA expLog2<>+28(SB)/4, $(1.442695)
+GLOBL expLog2<>(SB), RODATA|NOPTR, $32
+
+DATA expLn2High<>+0(SB)/4, $(0.6933594)
+DATA expLn2High<>+4(SB)/4, $(0.6933594)
+DATA expLn2High<>+8(SB)/4, $(0.6933594)
+DATA expLn2High<>+12(SB)/4, $(0.6933594)
+DATA expLn2High<>+16(SB)/4, $(0.6933594)
+DATA expLn2High<>+20(SB)/4, $(0.6933594)
+DATA expLn2High<>+24(SB)/4, $(0.6933594)
+DATA expLn2High<>+28(SB)/4, $(0.6933594)
+GLOBL expLn2High<>(SB), RODATA|NOPTR, $32
+
+DATA expLn2Low<>+0(SB)/4, $(-0.00021219444)
+DATA expLn2Low<>+4(SB)/4, $(-0.00021219444)
+DATA expLn2Low<>+8(SB)/4, $(-0.00021219444)
+DATA expLn2Low<>+12(SB)/4, $(-0.00021219444)
+DATA expLn2Low<>+16(SB)/4, $(-0.00021219444)
+DATA expLn2Low<>+20(SB)/4, $(-0.00021219444)
+DATA expLn2Low<>+24(SB)/4, $(-0.00021219444)
+DATA expLn2Low<>+28(SB)/4, $(-0.00021219444)
+GLOBL expLn2Low<>(SB), RODATA|NOPTR, $32
+
+DATA expTerm0<>+0(SB)/4, $(0.0001984127)
+DATA expTerm0<>+4(SB)/4, $(0.0001984127)
+DATA expTerm0<>+8(SB)/4, $(0.0001984127)
+DATA expTerm0<>+12(SB)/4, $(0.0001984127)
+DATA expTerm0<>+16(SB)/4, $(0.0001984127)
+DATA expTerm0<>+20(SB)/4, $(0.0001984127)
+DATA expTerm0<>+24(SB)/4, $(0.0001984127)
+DATA expTerm0<>+28(SB)/4, $(0.0001984127)
+GLOBL expTerm0<>(SB), RODATA|NOPTR, $32
+
+DATA expTerm1<>+0(SB)/4, $(0.0013888889)
+DATA expTerm1<>+4(SB)/4, $(0.0013888889)
+DATA expTerm1<>+8(SB)/4, $(0.0013888889)
+DATA expTerm1<>+12(SB)/4, $(0.0013888889)
+DATA expTerm1<>+16(SB)/4, $(0.0013888889)
+DATA expTerm1<>+20(SB)/4, $(0.0013888889)
+DATA expTerm1<>+24(SB)/4, $(0.0013888889)
+DATA expTerm1<>+28(SB)/4, $(0.0013888889)
+GLOBL expTerm1<>(SB), RODATA|NOPTR, $32
+
+DATA expTerm2<>+0(SB)/4, $(0.008333334)
+DATA expTerm2<>+4(SB)/4, $(0.008333334)
+DATA expTerm2<>+8(SB)/4, $(0.008333334)
+DATA expTerm2<>+12(SB)/4, $(0.008333334)
+DATA expTerm2<>+16(SB)/4, $(0.008333334)
+DATA expTerm2<>+20(SB)/4, $(0.008333334)
+DATA expTerm2<>+24(SB)/4, $(0.008333334)
+DATA expTerm2<>+28(SB)/4, $(0.008333334)
+GLOBL expTerm2<>(SB), RODATA|NOPTR, $32
+
+DATA expTerm3<>+0(SB)/4, $(0.041666668)
+DATA expTerm3<>+4(SB)/4, $(0.041666668)
+DATA expTerm3<>+8(SB)/4, $(0.041666668)
+DATA expTerm3<>+12(SB)/4, $(0.041666668)
+DATA expTerm3<>+16(SB)/4, $(0.041666668)
+DATA expTerm3<>+20(SB)/4, $(0.041666668)
+DATA expTerm3<>+24(SB)/4, $(0.041666668)
+DATA expTerm3<>+28(SB)/4, $(0.041666668)
+GLOBL expTerm3<>(SB), RODATA|NOPTR, $32
+
+DATA expTerm4<>+0(SB)/4, $(0.16666667)
+DATA expTerm4<>+4(SB)/4, $(0.16666667)
+DATA expTerm4<>+8(SB)/4, $(0.16666667)
+DATA expTerm4<>+12(SB)/4, $(0.16666667)
+DATA expTerm4<>+16(SB)/4, $(0.16666667)
+DATA expTerm4<>+20(SB)/4, $(0.16666667)
+DATA expTerm4<>+24(SB)/4, $(0.16666667)
+DATA expTerm4<>+28(SB)/4, $(0.16666667)
+GLOBL expTerm4<>(SB), RODATA|NOPTR, $32
+
+DATA expTerm5<>+0(SB)/4, $(0.5)
+DATA expTerm5<>+4(SB)/4, $(0.5)
+DATA expTerm5<>+8(SB)/4, $(0.5)
+DATA expTerm5<>+12(SB)/4, $(0.5)
+DATA expTerm5<>+16(SB)/4, $(0.5)
+DATA expTerm5<>+20(SB)/4, $(0.5)
+DATA expTerm5<>+24(SB)/4, $(0.5)
+DATA expTerm5<>+28(SB)/4, $(0.5)
+GLOBL expTerm5<>(SB), RODATA|NOPTR, $32
+
+DATA expTerm6<>+0(SB)/4, $(1.0)
+DATA expTerm6<>+4(SB)/4, $(1.0)
+DATA expTerm6<>+8(SB)/4, $(1.0)
+DATA expTerm6<>+12(SB)/4, $(1.0)
+DATA expTerm6<>+16(SB)/4, $(1.0)
+DATA expTerm6<>+20(SB)/4, $(1.0)
+DATA expTerm6<>+24(SB)/4, $(1.0)
+DATA expTerm6<>+28(SB)/4, $(1.0)
+GLOBL expTerm6<>(SB), RODATA|NOPTR, $32
+
+DATA expTerm7<>+0(SB)/4, $(1.0)
+DATA expTerm7<>+4(SB)/4, $(1.0)
+DATA expTerm7<>+8(SB)/4, $(1.0)
+DATA expTerm7<>+12(SB)/4, $(1.0)
+DATA expTerm7<>+16(SB)/4, $(1.0)
+DATA expTerm7<>+20(SB)/4, $(1.0)
+DATA expTerm7<>+24(SB)/4, $(1.0)
+DATA expTerm7<>+28(SB)/4, $(1.0)
+GLOBL expTerm7<>(SB), RODATA|NOPTR, $32
+
 // func avx2Quantize(q *int8, scale *float32, sum *float32, x *float32, blocks int)
 // Requires: AVX, AVX2
 TEXT ·avx2Quantize(SB), NOSPLIT, $0-40
@@ -1887,5 +2017,48 @@ axpyStep:
 	ADDQ        $0x20, CX
 	SUBQ        $0x08, DX
 	JNE         axpyStep
+	VZEROUPPER
+	RET
+
+// func avx2Exp(x *float32, n int, shift float32) float32
+// Requires: AVX, AVX2, FMA3, SSE
+TEXT ·avx2Exp(SB), NOSPLIT, $0-28
+	MOVQ         x+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSS shift+16(FP), Y0
+	VXORPS       Y1, Y1, Y1
+
+expStep:
+	VMOVUPS      (AX), Y2
+	VSUBPS       Y0, Y2, Y2
+	VMAXPS       expLow<>+0(SB), Y2, Y2
+	VMINPS       expHigh<>+0(SB), Y2, Y2
+	VMULPS       expLog2<>+0(SB), Y2, Y3
+	VROUNDPS     $0x08, Y3, Y3
+	VFNMADD231PS expLn2High<>+0(SB), Y3, Y2
+	VFNMADD231PS expLn2Low<>+0(SB), Y3, Y2
+	VMOVUPS      expTerm0<>+0(SB), Y4
+	VFMADD213PS  expTerm1<>+0(SB), Y2, Y4
+	VFMADD213PS  expTerm2<>+0(SB), Y2, Y4
+	VFMADD213PS  expTerm3<>+0(SB), Y2, Y4
+	VFMADD213PS  expTerm4<>+0(SB), Y2, Y4
+	VFMADD213PS  expTerm5<>+0(SB), Y2, Y4
+	VFMADD213PS  expTerm6<>+0(SB), Y2, Y4
+	VFMADD213PS  expTerm7<>+0(SB), Y2, Y4
+	VCVTPS2DQ    Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VPADDD       Y3, Y4, Y4
+	VMOVUPS      Y4, (AX)
+	VADDPS       Y4, Y1, Y1
+	ADDQ         $0x20, AX
+	SUBQ         $0x08, CX
+	JNE          expStep
+	VPERM2F128   $0x01, Y1, Y1, Y2
+	VADDPS       Y2, Y1, Y1
+	VPERMILPS    $0x4e, Y1, Y2
+	VADDPS       Y2, Y1, Y1
+	VPERMILPS    $0xb1, Y1, Y2
+	VADDPS       Y2, Y1, Y1
+	MOVSS        X1, ret+24(FP)
 	VZEROUPPER
 	RET

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"qtool/formats/arch"
+	"qtool/runtime/kernel"
 )
 
 // rotation holds cos and sin of a batch's positions for one kind of layer, [tokens][RotaryDim/2].
@@ -105,30 +106,12 @@ func (s *Session) attend(layer, t, head int, w *workerScratch) {
 		scores[i] = e.kernels.Dot(q, keys[at:at+dim]) * scale
 	}
 	softcap(scores, float32(c.AttnSoftcap))
-	softmax(scores)
+	e.kernels.Softmax(scores)
 	out := s.mixed[t*c.QDim()+head*dim : t*c.QDim()+(head+1)*dim]
 	clear(out)
 	for i, p := range scores {
 		at := (first + i) * dim
 		e.kernels.Axpy(p, values[at:at+dim], out)
-	}
-}
-
-// softmax replaces scores by their exponentials, which add up to one.
-func softmax(scores []float32) {
-	most := scores[0]
-	for _, v := range scores {
-		most = max(most, v)
-	}
-	var sum float64
-	for i, v := range scores {
-		x := math.Exp(float64(v - most))
-		sum += x
-		scores[i] = float32(x)
-	}
-	f := float32(1 / sum)
-	for i := range scores {
-		scores[i] *= f
 	}
 }
 
@@ -143,7 +126,7 @@ func softcap(x []float32, limit float32) {
 }
 
 // activate writes the activation of gate times up.
-func activate(a arch.Activation, dst, gate, up []float32) {
+func activate(set *kernel.Set, a arch.Activation, dst, gate, up []float32) {
 	switch a {
 	case arch.GELUTanh:
 		const c = 0.7978845608028654 // √(2/π)
@@ -153,8 +136,11 @@ func activate(a arch.Activation, dst, gate, up []float32) {
 		}
 	default:
 		for i, g := range gate {
-			x := float64(g)
-			dst[i] = float32(x/(1+math.Exp(-x))) * up[i]
+			dst[i] = -g
+		}
+		set.Exp(dst, 0)
+		for i, g := range gate {
+			dst[i] = g / (1 + dst[i]) * up[i]
 		}
 	}
 }

@@ -71,7 +71,7 @@ func TestGrammarModel(t *testing.T) {
 // TestSession checks what a session promises: limits, errors before changes, the same result however the
 // tokens are fed and with any number of threads.
 func TestSession(t *testing.T) {
-	e, _ := open(t, testdata.Path("arch", "llama"))
+	e, _ := open(t, testdata.Path("grammar-lm"))
 	ids := []int32{1, 5, 9, 30, 31, 8, 3, 44, 12, 13, 14}
 	var want []float32
 	s := e.NewSession(len(ids))
@@ -81,7 +81,7 @@ func TestSession(t *testing.T) {
 	err := s.Forward([]int32{1}, 0, nil)
 	require.ErrorIs(t, err, llama.ErrContextFull)
 	s.Reset()
-	require.ErrorIs(t, s.Forward([]int32{1, 67}, 0, nil), llama.ErrToken)
+	require.ErrorIs(t, s.Forward([]int32{1, 512}, 0, nil), llama.ErrToken)
 	require.ErrorIs(t, s.Forward([]int32{-1}, 0, nil), llama.ErrToken)
 	require.Zero(t, s.Len(), "an error leaves the session as it was")
 	for _, cut := range []int{1, 4, 10} {
@@ -97,7 +97,7 @@ func TestSession(t *testing.T) {
 }
 
 func TestSampling(t *testing.T) {
-	e, _ := open(t, testdata.Path("arch", "llama"))
+	e, _ := open(t, testdata.Path("grammar-lm"))
 	generate := func(s llama.Sampling) []int32 {
 		var out []int32
 		_, err := llama.Generation{

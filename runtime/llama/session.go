@@ -201,7 +201,7 @@ func (s *Session) feedForward(l *layer, n int) error {
 	s.gated = room(s.gated, n*width)
 	e.pool.Run(n, func(_, t int) {
 		gate, up := s.ffn[t*2*width:t*2*width+width], s.ffn[t*2*width+width:(t+1)*2*width]
-		activate(c.Activation, s.gated[t*width:(t+1)*width], gate, up)
+		activate(e.kernels, c.Activation, s.gated[t*width:(t+1)*width], gate, up)
 	})
 	s.added = room(s.added, n*c.Hidden)
 	if err := s.multiply(s.gated, n, c.Hidden, product{&l.down, s.added}); err != nil {

@@ -18,6 +18,7 @@ import (
 func main() {
 	ConstraintExpr("amd64,!noasm")
 	constants()
+	exponentials()
 	quantize()
 	for _, bits := range []int{4, 8} {
 		panels(bits, 1, 1)
@@ -32,6 +33,7 @@ func main() {
 	dense(4, 1)
 	dot()
 	axpy()
+	exponential()
 	Generate()
 }
 
@@ -39,6 +41,12 @@ func main() {
 const block = 32
 
 var ones, nibbles, magnitudes, limits, infinities, order Mem
+
+// Of the exponential: see expGeneric.
+var (
+	expLow, expHigh, expLog2, expLn2High, expLn2Low Mem
+	expTerms                                        []Mem
+)
 
 // constants lays the vectors of constants into read-only data.
 func constants() {
@@ -55,6 +63,23 @@ func constants() {
 	limits = vector("limits", 0x42fe0000)           // 127
 	infinities = vector("infinities", 0x7f800000)   //
 	order = vector("order", 0, 4, 1, 5, 2, 6, 3, 7) // undoes what packing within lanes does
+}
+
+// exponentials lays the constants of the exponential.
+func exponentials() {
+	vector := func(name string, value float32) Mem {
+		m := GLOBL(name, attr.RODATA|attr.NOPTR)
+		for i := range 8 {
+			DATA(4*i, F32(value))
+		}
+		return m
+	}
+	expLow, expHigh = vector("expLow", -87), vector("expHigh", 88)
+	expLog2 = vector("expLog2", 1.44269504)
+	expLn2High, expLn2Low = vector("expLn2High", 0.693359375), vector("expLn2Low", -2.12194440e-4)
+	for i, c := range []float32{1. / 5040, 1. / 720, 1. / 120, 1. / 24, 1. / 6, 0.5, 1, 1} {
+		expTerms = append(expTerms, vector(fmt.Sprintf("expTerm%d", i), c))
+	}
 }
 
 // function begins a function whose calls are short and need no stack.
@@ -461,6 +486,41 @@ func axpy() {
 	ADDQ(Imm(32), y)
 	SUBQ(Imm(8), n)
 	JNE(LabelRef("axpyStep"))
+	VZEROUPPER()
+	RET()
+}
+
+// exponential replaces x by exp(x − shift) and returns the sum: as expGeneric, with products and sums fused.
+func exponential() {
+	function("avx2Exp", "func(x *float32, n int, shift float32) float32", "avx2Exp replaces n elements, a multiple of 8 that is not 0, by exp(x - shift) and returns their sum.")
+	x, n := Load(Param("x"), GP64()), Load(Param("n"), GP64())
+	shift, sum := YMM(), YMM()
+	VBROADCASTSS(NewParamAddr("shift", 16), shift)
+	VXORPS(sum, sum, sum)
+	Label("expStep")
+	v, k, p := YMM(), YMM(), YMM()
+	VMOVUPS(at(x, 0), v)
+	VSUBPS(shift, v, v)
+	VMAXPS(expLow, v, v)
+	VMINPS(expHigh, v, v)
+	VMULPS(expLog2, v, k)
+	VROUNDPS(Imm(8), k, k) // to nearest, ties to even
+	VFNMADD231PS(expLn2High, k, v)
+	VFNMADD231PS(expLn2Low, k, v)
+	VMOVUPS(expTerms[0], p)
+	for _, c := range expTerms[1:] {
+		VFMADD213PS(c, v, p)
+	}
+	VCVTPS2DQ(k, k)
+	VPSLLD(Imm(23), k, k)
+	VPADDD(k, p, p) // times 2^k
+	VMOVUPS(p, at(x, 0))
+	VADDPS(p, sum, sum)
+	ADDQ(Imm(32), x)
+	SUBQ(Imm(8), n)
+	JNE(LabelRef("expStep"))
+	across(sum, v, VADDPS)
+	Store(sum.AsX(), ReturnIndex(0))
 	VZEROUPPER()
 	RET()
 }
