@@ -3,8 +3,10 @@ package arch
 import (
 	"errors"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -327,8 +329,70 @@ func TestRefusesDivisors(t *testing.T) {
 	}
 }
 
+// TestAlteredGGUF sets keys to values of any type and size: each result is an error or a sound configuration.
+func TestAlteredGGUF(t *testing.T) {
+	values := []gguf.Value{
+		{}, gguf.Uint32(0), gguf.Uint32(1), gguf.Uint32(3), gguf.Uint32(8), gguf.Uint32(1 << 20), gguf.Uint32(math.MaxUint32),
+		gguf.Uint64(math.MaxUint64), gguf.Int32(-1), gguf.Int64(math.MinInt64), gguf.Float32(0), gguf.Float32(-1), gguf.Float32(1e-30),
+		gguf.Float32(1e30), gguf.Float32(float32(math.NaN())), gguf.Float64(math.Inf(-1)), gguf.Float64(1e300), gguf.Bool(true), gguf.String(""),
+		gguf.String("yarn"), gguf.String("linear"), gguf.String("longrope"), gguf.Array([]int32{}), gguf.Array([]int32{2, 2, 2, 2}), gguf.Array([]bool{true, false, true, true}),
+		gguf.Array([]float32{1}), gguf.Strings([]string{"a"}),
+	}
+	more := []string{
+		"rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast",
+		"rope.scaling.yarn_beta_slow", "rope.scaling.yarn_log_multiplier", "attention.sliding_window", "attention.sliding_window_pattern", "attention.scale", "expert_count",
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	accepted := 0
+	for range 6000 {
+		name := Families()[random.IntN(len(Families()))]
+		f, _ := familyOf(name)
+		c := read(t, sizes(name))
+		m := &gguf.Metadata{}
+		extra, err := c.SetGGUF(m)
+		require.NoError(t, err)
+		all := m.Keys()[1:] // all but the architecture
+		for _, key := range more {
+			all = append(all, f.gguf+"."+key)
+		}
+		model := modelOf(c, extra)
+		for range 1 + random.IntN(3) {
+			m.Set(all[random.IntN(len(all))], values[random.IntN(len(values))])
+		}
+		accepted += requireSound(t, m, model)
+	}
+	require.Greater(t, accepted, 100)
+}
+
+// requireSound reads a configuration that is in order if there is no error, and returns whether there is none.
+func requireSound(t *testing.T, m *gguf.Metadata, model GGUFTensors) int {
+	t.Helper()
+	c, err := FromGGUF(m, model, "m.gguf")
+	if err != nil {
+		require.True(t, errors.Is(err, formats.ErrMalformed) || errors.Is(err, formats.ErrUnsupported), "%v", err)
+		return 0
+	}
+	for i := range min(c.Layers, 8) {
+		frequencies, factor := c.LayerRope(i).Frequencies(c.RotaryDim, c.MaxPositions)
+		for _, x := range append(frequencies, factor) {
+			require.False(t, math.IsNaN(x) || math.IsInf(x, 0))
+		}
+		_ = c.LayerWindow(i)
+	}
+	require.Len(t, c.LayerSliding, c.Layers)
+	require.Equal(t, c.SlidingWindow > 0, slices.Contains(c.LayerSliding, true))
+	again := &gguf.Metadata{}
+	extra, err := c.SetGGUF(again)
+	if err == nil && c.Layers <= 64 {
+		back, err := FromGGUF(again, modelOf(c, extra), "m.gguf")
+		require.NoError(t, err)
+		require.Equal(t, c.LayerSliding, back.LayerSliding)
+	}
+	return 1
+}
+
 // FuzzFromGGUF: no metadata makes it panic; what it accepts can be computed with, and written where GGUF can
-// say it, and reads the same again.
+// say it, and read again.
 func FuzzFromGGUF(f *testing.F) {
 	for _, name := range Families() {
 		m := &gguf.Metadata{}
@@ -351,24 +415,6 @@ func FuzzFromGGUF(f *testing.F) {
 			}
 			g.shapes[name] = []int{len(divisors)}
 		}
-		c, err := FromGGUF(m, g, "m.gguf")
-		if err != nil {
-			require.True(t, errors.Is(err, formats.ErrMalformed) || errors.Is(err, formats.ErrUnsupported), "%v", err)
-			return
-		}
-		for i := range c.Layers {
-			frequencies, factor := c.LayerRope(i).Frequencies(c.RotaryDim, c.MaxPositions)
-			for _, x := range append(frequencies, factor) {
-				require.False(t, math.IsNaN(x) || math.IsInf(x, 0))
-			}
-			_ = c.LayerWindow(i)
-		}
-		again := &gguf.Metadata{}
-		extra, err := c.SetGGUF(again)
-		if err != nil || c.Layers > 64 {
-			return
-		}
-		_, err = FromGGUF(again, modelOf(c, extra), "m.gguf")
-		require.NoError(t, err)
+		requireSound(t, m, g)
 	})
 }
