@@ -7,8 +7,10 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -109,11 +111,18 @@ func deep(n int) raw {
 	return b.u32(uint32(TypeU8)).u64(0)
 }
 
+// TestRefuses checks errors, and that a refusal takes neither time nor memory, whatever the file claims.
 func TestRefuses(t *testing.T) {
 	for _, c := range bad {
 		path := filepath.Join(t.TempDir(), "bad.gguf")
 		require.NoError(t, os.WriteFile(path, c.data, 0o600))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		start := time.Now()
 		_, err := Open(path)
+		require.Less(t, time.Since(start), time.Second, c.name)
+		runtime.ReadMemStats(&after)
+		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(64<<10), c.name)
 		require.ErrorIs(t, err, c.kind, c.name)
 		require.ErrorContains(t, err, c.want, c.name)
 		require.ErrorContains(t, err, path, c.name)

@@ -120,6 +120,9 @@ func ParseTyped(data []byte, file string) (*Metadata, error) {
 		if err != nil {
 			return nil, formats.Malformed(file, "", "entry %d: %v", i, err).At(int64(e.Offset))
 		}
+		if err := checkName("key", key, maxKey); err != nil {
+			return nil, formats.Malformed(file, "", "entry %d: %v", i, err).At(int64(e.Offset))
+		}
 		if m.Has(key) {
 			return nil, formats.Malformed(file, key, "is given twice").At(int64(e.Offset))
 		}
@@ -185,12 +188,12 @@ func parseTypedValue(typ, value strictjson.Value, depth int) (Value, error) {
 func parseTypedScalar(t ValueType, v strictjson.Value) (Value, error) {
 	switch t {
 	case TypeString:
-		if coded, ok := v.Get("base64"); ok {
+		if coded, ok := v.Get("base64"); ok && len(v.Members) == 1 {
 			text, err := coded.Str()
 			if err != nil {
 				return Value{}, err
 			}
-			raw, err := base64.StdEncoding.DecodeString(text)
+			raw, err := base64.StdEncoding.Strict().DecodeString(text)
 			return String(string(raw)), err
 		}
 		s, err := v.Str()

@@ -3,10 +3,14 @@ package gguf
 import (
 	"encoding/binary"
 	"fmt"
-	"unicode/utf8"
 
 	"qtool/formats"
 	"qtool/formats/ggml"
+)
+
+const (
+	maxWrittenName = 63      // ggml ends names by a NUL in 64 bytes
+	maxWritten     = 1 << 60 // bytes of tensor data
 )
 
 // TensorInfo is a tensor to be written.
@@ -25,7 +29,7 @@ type Layout struct {
 
 // Plan lays out a file of version 3 with the tensors in the given order, each at a multiple of
 // general.alignment (32 where m has no such key). The same input gives the same bytes. It is an error where
-// a reader would refuse the result.
+// a reader would refuse the result, this package's or ggml's, whose tensor names are shorter than 64 bytes.
 func Plan(m *Metadata, tensors []TensorInfo) (*Layout, error) {
 	align, err := alignment(m)
 	if err != nil {
@@ -35,9 +39,12 @@ func Plan(m *Metadata, tensors []TensorInfo) (*Layout, error) {
 	b = binary.LittleEndian.AppendUint32(b, 3)
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(tensors)))
 	b = binary.LittleEndian.AppendUint64(b, uint64(m.Len()))
+	if len(tensors) > maxItems || m.Len() > maxItems {
+		return nil, fmt.Errorf("%d tensors and %d keys: more than the %d that can be read", len(tensors), m.Len(), maxItems)
+	}
 	for _, key := range m.keys {
-		if key == "" || len(key) > maxKey || !utf8.ValidString(key) {
-			return nil, fmt.Errorf("metadata key %q cannot be written", key)
+		if err := checkName("metadata key", key, maxKey); err != nil {
+			return nil, err
 		}
 		v := m.values[key]
 		b = appendString(b, key)
@@ -49,8 +56,11 @@ func Plan(m *Metadata, tensors []TensorInfo) (*Layout, error) {
 	var at int64
 	for i, info := range tensors {
 		t := Tensor{Name: info.Name, Shape: info.Shape, Type: info.Type, Offset: at}
-		if t.Name == "" || len(t.Name) > maxName || !utf8.ValidString(t.Name) || seen[t.Name] {
-			return nil, fmt.Errorf("tensor name %q cannot be written: it is empty, too long, not UTF-8 or in use", t.Name)
+		if err := checkName("tensor name", t.Name, maxWrittenName); err != nil {
+			return nil, err
+		}
+		if seen[t.Name] {
+			return nil, fmt.Errorf("tensor name %q is in use already", t.Name)
 		}
 		seen[t.Name] = true
 		if len(t.Shape) < 1 || len(t.Shape) > maxDims {
@@ -66,6 +76,9 @@ func Plan(m *Metadata, tensors []TensorInfo) (*Layout, error) {
 		}
 		b = binary.LittleEndian.AppendUint32(b, uint32(t.Type))
 		b = binary.LittleEndian.AppendUint64(b, uint64(at))
+		if at > maxWritten-t.Size {
+			return nil, fmt.Errorf("the file would be larger than %d bytes", int64(maxWritten))
+		}
 		at = alignUp(at+t.Size, align)
 		l.Tensors[i] = t
 	}
@@ -78,6 +91,19 @@ func Plan(m *Metadata, tensors []TensorInfo) (*Layout, error) {
 	}
 	l.Header, l.Size = b, int64(len(b))+at
 	return l, nil
+}
+
+// checkName returns what is wrong with a name of 1 to limit bytes.
+func checkName(what, name string, limit int) error {
+	switch bad := badName([]byte(name)); {
+	case name == "":
+		return fmt.Errorf("%s is empty", what)
+	case len(name) > limit:
+		return fmt.Errorf("%s %q is longer than %d bytes", what, name[:64], limit)
+	case bad != "":
+		return fmt.Errorf("%s %q %s", what, name, bad)
+	}
+	return nil
 }
 
 func appendString(b []byte, s string) []byte {

@@ -1,9 +1,11 @@
 package gguf_test
 
 import (
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -14,7 +16,7 @@ import (
 )
 
 // everyKind is metadata with each type of value.
-func everyKind(t *testing.T) *gguf.Metadata {
+func everyKind(t testing.TB) *gguf.Metadata {
 	t.Helper()
 	m := &gguf.Metadata{}
 	m.Set("u8", gguf.Uint8(255))
@@ -40,6 +42,14 @@ func everyKind(t *testing.T) *gguf.Metadata {
 	return m
 }
 
+// badTyped are texts that are not the typed form of metadata.
+var badTyped = []string{
+	`{}`, `[1]`, `[["a","u8"]]`, `[["a","u8",256]]`, `[["a","u8",-1]]`, `[["a","i8",128]]`, `[["a","f32",4294967296]]`, `[["a","f64",-1]]`,
+	`[["a","what",1]]`, `[["a","array",[]]]`, `[["a","array of u8",1]]`, `[["a","bool",1]]`, `[["a","u8",1],["a","u8",1]]`, `[[1,"u8",1]]`,
+	`[["a","array of array",[1]]]`, `[["a","array of array",[["u8",1]]]]`, `[["a","string",{"base64":"?"}]]`, `[["a","u32",1.0]]`,
+	`[["a","string",{"base64":"AA==","x":1}]]`, `[["a","string",{}]]`, `[["","u8",1]]`, `[["a\u0000","u8",1]]`, `[["a","u8",1,2]]`, `[["a","string",{"base64":"AB=="}]]`,
+}
+
 func TestTypedRoundTrip(t *testing.T) {
 	m := everyKind(t)
 	text, err := m.MarshalTyped()
@@ -47,11 +57,7 @@ func TestTypedRoundTrip(t *testing.T) {
 	back, err := gguf.ParseTyped(text, "metadata")
 	require.NoError(t, err)
 	require.True(t, m.Equal(back))
-	for _, bad := range []string{
-		`{}`, `[1]`, `[["a","u8"]]`, `[["a","u8",256]]`, `[["a","u8",-1]]`, `[["a","i8",128]]`, `[["a","f32",4294967296]]`, `[["a","f64",-1]]`,
-		`[["a","what",1]]`, `[["a","array",[]]]`, `[["a","array of u8",1]]`, `[["a","bool",1]]`, `[["a","u8",1],["a","u8",1]]`, `[[1,"u8",1]]`,
-		`[["a","array of array",[1]]]`, `[["a","array of array",[["u8",1]]]]`, `[["a","string",{"base64":"?"}]]`, `[["a","u32",1.0]]`,
-	} {
+	for _, bad := range badTyped {
 		_, err := gguf.ParseTyped([]byte(bad), "metadata")
 		require.ErrorIs(t, err, formats.ErrMalformed, bad)
 	}
@@ -84,11 +90,73 @@ func TestWriteAndRead(t *testing.T) {
 		require.Equal(t, l.Tensors, f.Tensors())
 		require.NoError(t, f.Close())
 	}
-	for _, bad := range [][]gguf.TensorInfo{
-		{{Name: "", Shape: []int{1}}}, {{Name: "x", Shape: []int{1}}, {Name: "x", Shape: []int{1}}}, {{Name: "x"}},
-		{{Name: "x", Shape: []int{1, 1, 1, 1, 1}}}, {{Name: "x", Shape: []int{33}, Type: ggml.Q4_0}},
+}
+
+func TestPlanRefuses(t *testing.T) {
+	large := make([]gguf.TensorInfo, 1<<14)
+	for i := range large {
+		large[i] = gguf.TensorInfo{Name: fmt.Sprint(i), Shape: []int{formats.MaxElements}, Type: ggml.F32}
+	}
+	for name, infos := range map[string][]gguf.TensorInfo{
+		"no name":         {{Name: "", Shape: []int{1}}},
+		"name of 64":      {{Name: strings.Repeat("n", 64), Shape: []int{1}}},
+		"NUL":             {{Name: "a\x00", Shape: []int{1}}},
+		"not UTF-8":       {{Name: "a\xff", Shape: []int{1}}},
+		"twice":           {{Name: "x", Shape: []int{1}}, {Name: "x", Shape: []int{1}}},
+		"no dimensions":   {{Name: "x"}},
+		"five dimensions": {{Name: "x", Shape: []int{1, 1, 1, 1, 1}}},
+		"half a block":    {{Name: "x", Shape: []int{33}, Type: ggml.Q4_0}},
+		"negative":        {{Name: "x", Shape: []int{-1}}},
+		"unknown type":    {{Name: "x", Shape: []int{1}, Type: 99}},
+		"too large":       large,
 	} {
-		_, err := gguf.Plan(&gguf.Metadata{}, bad)
+		_, err := gguf.Plan(&gguf.Metadata{}, infos)
+		require.Error(t, err, name)
+	}
+	for _, key := range []string{"", "a\x00", "a\xff", strings.Repeat("k", 65536)} {
+		m := &gguf.Metadata{}
+		m.Set(key, gguf.Bool(true))
+		_, err := gguf.Plan(m, nil)
 		require.Error(t, err)
 	}
+	for _, v := range []gguf.Value{gguf.Uint32(0), gguf.Uint32(13), gguf.Uint32(1 << 31), gguf.Uint64(32)} {
+		m := &gguf.Metadata{}
+		m.Set("general.alignment", v)
+		_, err := gguf.Plan(m, nil)
+		require.ErrorContains(t, err, "general.alignment")
+	}
+}
+
+func TestPlanIsDeterministic(t *testing.T) {
+	infos := []gguf.TensorInfo{{Name: "b", Shape: []int{5}, Type: ggml.BF16}, {Name: "a", Shape: []int{3}, Type: ggml.F32}}
+	first, err := gguf.Plan(everyKind(t), infos)
+	require.NoError(t, err)
+	second, err := gguf.Plan(everyKind(t), infos)
+	require.NoError(t, err)
+	require.Equal(t, first, second)
+	require.Equal(t, "b", first.Tensors[0].Name) // in the given order
+	require.Zero(t, first.Size%32)
+	require.Equal(t, int64(len(first.Header)), first.Tensors[0].Offset)
+}
+
+// FuzzTyped: no text makes the reader of the typed form panic, and what it accepts comes back the same.
+func FuzzTyped(f *testing.F) {
+	text, err := everyKind(f).MarshalTyped()
+	require.NoError(f, err)
+	f.Add(text)
+	for _, bad := range badTyped {
+		f.Add([]byte(bad))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		m, err := gguf.ParseTyped(text, "metadata")
+		if err != nil {
+			require.ErrorIs(t, err, formats.ErrMalformed)
+			return
+		}
+		again, err := m.MarshalTyped()
+		require.NoError(t, err)
+		back, err := gguf.ParseTyped(again, "metadata")
+		require.NoError(t, err)
+		require.True(t, m.Equal(back))
+	})
 }
