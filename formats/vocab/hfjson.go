@@ -11,9 +11,16 @@ import (
 
 // reader walks tokenizer.json. Every step it does not know is refused by name.
 type reader struct {
-	file string
-	d    *Definition
+	file   string
+	d      *Definition
+	growth float64 // how many times as long replacements make a text
 }
+
+// Bounds, well above all that is in use: steps of a kind, and what they do to the length of a text.
+const (
+	maxSteps  = 64
+	maxGrowth = 1024
+)
 
 func (r *reader) fail(v strictjson.Value, field, format string, args ...any) error {
 	return formats.Malformed(r.file, field, format, args...).At(int64(v.Offset))
@@ -29,7 +36,7 @@ func fromJSON(data []byte, file string) (*Definition, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reader{file: file}
+	r := &reader{file: file, growth: 1}
 	model, _ := root.Get("model")
 	if model.Kind != strictjson.Object {
 		return nil, r.fail(root, "model", "expected an object, found %s", model.Kind)
@@ -297,7 +304,9 @@ func (r *reader) normalizer(v strictjson.Value) error {
 		if text(pattern, "String") == "" {
 			return r.fail(v, "normalizer", "a replacement of nothing")
 		}
-		add(Normalizer{Op: Replace, Pattern: text(pattern, "String"), Content: text(v, "content")})
+		n := Normalizer{Op: Replace, Pattern: text(pattern, "String"), Content: text(v, "content")}
+		r.growth *= max(1, float64(len(n.Content))/float64(len(n.Pattern)))
+		add(n)
 	case "NFC":
 		add(Normalizer{Op: NFC})
 	case "NFD":
@@ -316,6 +325,12 @@ func (r *reader) normalizer(v strictjson.Value) error {
 		add(bertNormalizers(flag(v, "clean_text", true), flag(v, "handle_chinese_chars", true), flag(v, "strip_accents", lower), lower)...)
 	default:
 		return r.refuse(v, "normalizer", "step %q is not supported", name)
+	}
+	switch n := len(r.d.Normalizers); {
+	case n > maxSteps:
+		return r.fail(v, "normalizer", "more than %d steps", maxSteps)
+	case r.growth > maxGrowth || n > 0 && len(r.d.Normalizers[n-1].Content) > maxGrowth:
+		return r.fail(v, "normalizer", "the steps make a text more than %d times as long", maxGrowth)
 	}
 	return nil
 }
@@ -366,6 +381,9 @@ func (r *reader) splitter(v strictjson.Value) error {
 		add(Split{Op: SplitBertWord})
 	default:
 		return r.refuse(v, "pre_tokenizer", "step %q is not supported", name)
+	}
+	if len(r.d.Splits) > maxSteps {
+		return r.fail(v, "pre_tokenizer", "more than %d steps", maxSteps)
 	}
 	return nil
 }
@@ -498,6 +516,9 @@ func (r *reader) surround(v strictjson.Value, name string, ids *[]int32) error {
 	id := r.d.find(name)
 	if id < 0 {
 		return r.fail(v, "post_processor", "token %q is not in the vocabulary", name)
+	}
+	if len(*ids) >= maxSteps {
+		return r.fail(v, "post_processor", "more than %d tokens around a text", maxSteps)
 	}
 	*ids = append(*ids, id)
 	return nil

@@ -70,6 +70,24 @@ var badTokenizers = []struct{ text, want string }{
 	{tokenizer(bpe, `"post_processor":{"type":"Magic"}`), "Magic"},
 	{tokenizer(bpe, `"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<x>"}}]}`), "<x>"},
 	{tokenizer(bpe, `"post_processor":{"type":"BertProcessing","cls":1}`), "cls"},
+	{tokenizer(bpe, `"normalizer":{"type":"Sequence","normalizers":[`+strings.Repeat(`{"type":"Replace","pattern":{"String":"a"},"content":"aa"},`, 11)+`{"type":"NFC"}]}`), "1024 times"},
+	{tokenizer(bpe, `"normalizer":{"type":"Sequence","normalizers":[`+strings.Repeat(`{"type":"NFC"},`, 70)+`{"type":"NFD"}]}`), "64 steps"},
+	{tokenizer(bpe, `"normalizer":{"type":"Prepend","prepend":"`+strings.Repeat("a", 2000)+`"}`), "1024 times"},
+	{tokenizer(bpe, `"normalizer":{"type":"Replace","pattern":{"String":""},"content":"x"}`), "nothing"}, {tokenizer(bpe, `"normalizer":"NFC"`), "step"}, {tokenizer(bpe, `"normalizer":[]`), "step"},
+	{tokenizer(bpe, `"pre_tokenizer":{"type":"Sequence","pretokenizers":[`+strings.Repeat(`{"type":"Digits"},`, 70)+`{"type":"Digits"}]}`), "64 steps"},
+	{tokenizer(bpe, `"pre_tokenizer":{"type":"Split","pattern":{"String":" "},"behavior":"MergedWithPrevious"}`), "MergedWithPrevious"}, {tokenizer(bpe, `"pre_tokenizer":7`), "step"},
+	{tokenizer(bpe, `"pre_tokenizer":{"type":"Metaspace","replacement":"▁","prepend_scheme":"last"}`), "last"},
+	{tokenizer(bpe, `"decoder":{"type":"Metaspace","replacement":"_"}`), `"_"`}, {tokenizer(bpe, `"decoder":{"type":"Sequence","decoders":[{"type":"BPEDecoder"}]}`), "BPEDecoder"},
+	{tokenizer(bpe, `"post_processor":{"type":"TemplateProcessing","single":[`+strings.Repeat(`{"SpecialToken":{"id":"a"}},`, 70)+`{"Sequence":{"id":"A"}}]}`), "64 tokens"},
+	{tokenizer(bpe, `"post_processor":{"type":"TemplateProcessing","single":[{}]}`), "special token"}, {tokenizer(bpe, `"post_processor":{"type":"Sequence","processors":[{"type":"Other"}]}`), "Other"},
+	{tokenizer(bpe, `"post_processor":{"type":"BertProcessing","cls":[1,2],"sep":["a",1]}`), "cls"},
+	{tokenizer(bpe, `"added_tokens":[{"id":-1,"content":"x"}]`), "token id -1"}, {tokenizer(bpe, `"added_tokens":[{"id":1e3,"content":"x"}]`), "integer"}, {tokenizer(bpe, `"added_tokens":[{"content":"x"}]`), "integer"},
+	{tokenizer(bpe, `"added_tokens":[{"id":4,"content":""}]`), "content"}, {tokenizer(bpe, `"added_tokens":[7]`), "content"},
+	{tokenizer(`{"type":"BPE","vocab":{"a":0},"merges":[7]}`), "expected two tokens"}, {tokenizer(`{"type":"BPE","vocab":{"a":0},"merges":[["a",7]]}`), "expected two tokens"}, {tokenizer(`{"type":"BPE","vocab":{"a":0}}`), "array"},
+	{tokenizer(`{"type":"BPE","vocab":{"a":0},"merges":[],"continuing_subword_prefix":"@@"}`), "@@"}, {tokenizer(`{"type":"BPE","vocab":{"a":0},"merges":[],"dropout":"x"}`), "dropout"},
+	{tokenizer(`{"type":"WordPiece","vocab":{"a":0},"max_input_chars_per_word":0}`), "positive"}, {tokenizer(`{"type":7,"vocab":{}}`), "not known"}, {tokenizer(`[]`), "object"},
+	{tokenizer(`{"type":"BPE","vocab":{"\ud800":0},"merges":[]}`), "tokenizer.json"}, {tokenizer(`{"type":"BPE","vocab":{"a":99999999999999999999},"merges":[]}`), "token id"},
+	{tokenizer(bpe) + "x", "tokenizer.json"}, {"\xef\xbb\xbf" + tokenizer(bpe), "tokenizer.json"}, {tokenizer(bpe)[:40], "without end"},
 	{strings.Repeat(`{"model":`, 100_000), "deep"},
 }
 
@@ -169,6 +187,11 @@ func FuzzTokenizerJSON(f *testing.F) {
 		}
 	}
 	f.Add([]byte(tokenizer(bpe)))
+	f.Add([]byte(tokenizer(`{"type":"WordPiece","unk_token":"[UNK]","continuing_subword_prefix":"##","max_input_chars_per_word":100,"vocab":{"[UNK]":0,"a":1,"##a":2}}`,
+		`"normalizer":{"type":"BertNormalizer","lowercase":true}`, `"pre_tokenizer":{"type":"BertPreTokenizer"}`, `"decoder":{"type":"WordPiece","prefix":"##","cleanup":true}`,
+		`"post_processor":{"type":"BertProcessing","cls":["a",1],"sep":["##a",2]}`)))
+	f.Add([]byte(tokenizer(bpe, `"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":true}`, `"decoder":{"type":"ByteLevel"}`, `"added_tokens":[{"id":4,"content":"x","lstrip":true}]`)))
+	f.Add([]byte(tokenizer(bpe, `"pre_tokenizer":{"type":"Metaspace","replacement":"▁","prepend_scheme":"first","split":false}`, `"decoder":{"type":"Metaspace","replacement":"▁"}`)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		d, err := fromJSON(data, "tokenizer.json")
 		if err != nil {
@@ -177,14 +200,20 @@ func FuzzTokenizerJSON(f *testing.F) {
 		}
 		_ = d.SetGGUF(&gguf.Metadata{}) // an error where GGUF cannot say it
 		if text, _, err := d.TokenizerJSON(); err == nil {
-			_, err := fromJSON(text, "tokenizer.json")
+			again, err := fromJSON(text, "tokenizer.json")
 			require.NoError(t, err)
+			require.Equal(t, d.Tokens, again.Tokens)
+			require.Equal(t, d.Added, again.Added)
+			require.Equal(t, d.Merges, again.Merges)
+			require.Equal(t, d.Splits, again.Splits)
+			require.Equal(t, d.Normalizers, again.Normalizers)
+			require.Equal(t, [][]int32{d.Prefix, d.Suffix}, [][]int32{again.Prefix, again.Suffix})
 		}
 	})
 }
 
-// FuzzSentencePiece: no input makes it panic.
-func FuzzSentencePiece(f *testing.F) {
+// FuzzTokenizerModel: no input makes it panic.
+func FuzzTokenizerModel(f *testing.F) {
 	f.Add(append(piece("<unk>", 2), 0x12, 2, 0x18, 2))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if _, err := fromSentencePiece(data, "tokenizer.model"); err != nil {

@@ -246,7 +246,10 @@ func (e *encoder) wordPiece(word string) {
 		if at > 0 {
 			prefix = t.d.Continuing
 		}
-		end := len(word)
+		end := at + min(len(word)-at, t.longest)
+		for end > at && end < len(word) && !utf8.RuneStart(word[end]) {
+			end--
+		}
 		for end > at {
 			if id, ok := t.ids[prefix+word[at:end]]; ok {
 				e.out = append(e.out, id)

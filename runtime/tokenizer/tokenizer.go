@@ -27,6 +27,8 @@ type Tokenizer struct {
 	ids  map[string]int32
 	ends map[int32]bool
 
+	longest int // bytes of a token's text
+
 	bytes [256]int32 // token of each byte, -1 for none
 	pairs map[[2]int32]ranked
 
@@ -52,6 +54,7 @@ func New(d *vocab.Definition) (*Tokenizer, error) {
 		if _, ok := t.ids[tok.Text]; !ok {
 			t.ids[tok.Text] = int32(i)
 		}
+		t.longest = max(t.longest, len(tok.Text))
 	}
 	for _, id := range d.EndTokens() {
 		t.ends[id] = true
