@@ -1,6 +1,9 @@
 package ggml
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"math"
+)
 
 // The k-quants and their kin hold 256 elements in a block of sub-blocks, whose scales are
 // themselves quantized. Elements are not stored in order: a run of 32 bytes holds 32
@@ -155,15 +158,13 @@ func decodeIQ3_S(dst []float32, src []byte) {
 			s := int32(b[106+i/16]>>(i/8%2*4)) & 15
 			dl := d * float32(1+2*s)
 			entry := codebookIQ3S[int(b[2+i])|int(b[66+i/8]>>(i%8)&1)<<8]
-			signs := b[74+i/2] >> (i % 2 * 4)
+			signs := uint32(b[74+i/2] >> (i % 2 * 4))
 			out := (*[4]float32)(y[4*i:])
 			for j := range out {
-				// Each magnitude is the odd number 2·octal digit + 1.
-				v := dl * float32(int32(entry>>(3*j)&7)*2+1)
-				if signs>>j&1 != 0 {
-					v = -v
-				}
-				out[j] = v
+				// Each magnitude is the odd number 2·octal digit + 1; the sign is set without a branch.
+				v := math.Float32bits(dl * float32(int32(entry&7)*2+1))
+				out[j] = math.Float32frombits(v ^ signs<<31)
+				entry, signs = entry>>3, signs>>1
 			}
 		}
 	}

@@ -141,6 +141,9 @@ func scaled(b []byte, d, value float32, at int, t Type) (float32, error) {
 	return inverse, nil
 }
 
+// oneHalf is the bit pattern of 0.5.
+const oneHalf = 0x3fe0000000000000
+
 // encodeQ8_0 is the inverse of decodeQ8_0: d = max|x|/127, codes x/d rounded half away from
 // zero.
 func encodeQ8_0(dst []byte, src []float32) error {
@@ -156,14 +159,9 @@ func encodeQ8_0(dst []byte, src []float32) error {
 		}
 		for i, v := range x {
 			v *= inverse
-			q := int32(v)
-			switch rest := v - float32(q); {
-			case rest >= 0.5:
-				q++
-			case rest <= -0.5:
-				q--
-			}
-			b[2+i] = byte(q)
+			// A half with the sign of v, added in doubles, where the sum is exact, and cut to an integer.
+			away := math.Float64frombits(uint64(math.Float32bits(v)>>31)<<63 | oneHalf)
+			b[2+i] = byte(int32(float64(v) + away))
 		}
 	}
 	return nil
