@@ -12,6 +12,7 @@ import (
 	"qtool/formats/ggml"
 	"qtool/formats/half"
 	"qtool/formats/packed"
+	"qtool/runtime/kernel"
 )
 
 // ErrOverflow means that a value is beyond the range of the type that it is to be stored as.
@@ -31,12 +32,12 @@ func sumFloats(values []float32) packed.Digest {
 }
 
 // packing is the item of a tensor that is quantized.
-func packing(t *checkpoint.Tensor, s packed.Scheme, rule quant.Rule) item {
+func packing(k *kernel.Set, t *checkpoint.Tensor, s packed.Scheme, rule quant.Rule) item {
 	rows, cols := t.Rows(), t.Cols()
 	return item{
 		tensor: t, size: int64(s.Bytes(rows, cols)), unit: packed.Panel, unitBytes: s.PanelBytes(cols),
 		encoder: func() func([]byte, []float32, int, int) (int, error) {
-			q := quant.New(s, rule)
+			q := quant.New(k, s, rule)
 			panel := make([]packed.Codes, packed.Panel)
 			for i := range panel {
 				panel[i] = packed.NewCodes(s, cols)

@@ -17,6 +17,7 @@ import (
 	"qtool/formats/checkpoint"
 	"qtool/formats/packed"
 	"qtool/formats/safetensors"
+	"qtool/runtime/kernel"
 )
 
 // Options of a run.
@@ -142,6 +143,10 @@ func (q *quantization) key() (string, error) {
 
 // tensors writes what is not finished yet.
 func (q *quantization) tensors(ctx context.Context) error {
+	set, err := kernel.Best()
+	if err != nil {
+		return err
+	}
 	var items []item
 	var total, done int64
 	for _, d := range q.plan.Decisions {
@@ -150,7 +155,7 @@ func (q *quantization) tensors(ctx context.Context) error {
 			done += int64(d.Tensor.Elements())
 			continue
 		}
-		it, err := d.item(q.plan.Recipe)
+		it, err := d.item(set, q.plan.Recipe)
 		if err != nil {
 			return err
 		}
@@ -180,14 +185,14 @@ func (q *quantization) tensors(ctx context.Context) error {
 }
 
 // item gives what carries the decision out.
-func (d Decision) item(r Recipe) (item, error) {
+func (d Decision) item(k *kernel.Set, r Recipe) (item, error) {
 	switch {
 	case d.Scheme == nil:
 		return plain(d.Tensor, d.DType, r.Clamp)
 	case d.Tensor.Packed() && d.Tensor.Matrix().Scheme == *d.Scheme:
 		return copying(d.Tensor), nil
 	}
-	return packing(d.Tensor, *d.Scheme, r.Rule), nil
+	return packing(k, d.Tensor, *d.Scheme, r.Rule), nil
 }
 
 // finish writes the files that ride along and the header, and puts the output in its place.

@@ -251,7 +251,7 @@ func (p *Plan) BitsPerWeight() float64 {
 
 // nanoseconds that one core takes for a weight, as measured on a Xeon of 2.x GHz by the benchmarks of
 // convert/quant; they give the time to expect.
-var nanoseconds = map[quant.Rule]float64{quant.AbsMax: 7, quant.Search: 150}
+var nanoseconds = map[quant.Rule]float64{quant.AbsMax: 6, quant.Search: 40}
 
 // Seconds is roughly how long carrying out the plan will take with that many threads.
 func (p *Plan) Seconds(threads int) float64 {

@@ -9,6 +9,7 @@ import (
 
 	"qtool/formats/half"
 	"qtool/formats/packed"
+	"qtool/runtime/kernel"
 )
 
 // Rule says how the scale of a group is chosen.
@@ -57,29 +58,34 @@ func (e *ValueError) Unwrap() error { return e.Err }
 // Quantizer turns rows into codes by one scheme and rule. It keeps scratch space: one goroutine
 // each.
 type Quantizer struct {
-	scheme packed.Scheme
-	rule   Rule
-	weight []float32 // of one group: importance of each weight's error
+	kernels *kernel.Set
+	scheme  packed.Scheme
+	rule    Rule
+	equal   []float32 // ones: importances where nothing is known of a layer's inputs
 }
 
-// New returns a quantizer.
-func New(s packed.Scheme, r Rule) *Quantizer {
-	return &Quantizer{scheme: s, rule: r, weight: make([]float32, s.Group)}
+// New returns a quantizer that runs the loops of a set. Every set gives the same codes.
+func New(k *kernel.Set, s packed.Scheme, r Rule) *Quantizer {
+	q := &Quantizer{kernels: k, scheme: s, rule: r, equal: make([]float32, s.Group)}
+	for i := range q.equal {
+		q.equal[i] = 1
+	}
+	return q
 }
 
 // Row quantizes row, of which NewCodes(scheme, len(row)) made dst. importance has an element a
-// column, or is nil where nothing is known of the inputs: the search then weighs each error by the
-// weight itself, see unknownInputs. The error is a *ValueError.
+// column, or is nil where nothing is known of the inputs: then all errors count alike, as a plain squared
+// error is, on average over inputs, the error of the layer's output. The error is a *ValueError.
 func (q *Quantizer) Row(dst packed.Codes, row, importance []float32) error {
 	group := q.scheme.Group
 	for g, at := 0, 0; at < len(row); g, at = g+1, at+group {
 		end := min(at+group, len(row))
 		w := row[at:end]
-		most, finite := span(w)
+		most, finite := q.span(w)
 		if !finite {
 			return notFinite(w, at)
 		}
-		var part []float32
+		part := q.equal[:len(w)]
 		if importance != nil {
 			part = importance[at:end]
 		}
@@ -100,24 +106,9 @@ func (q *Quantizer) Row(dst packed.Codes, row, importance []float32) error {
 }
 
 // span gives the weight of largest magnitude, the first of several, and false where one is not finite.
-func span(w []float32) (most float32, finite bool) {
-	// Bits of magnitudes order as the magnitudes do, infinities and NaN above all. Comparing integers
-	// takes no branch, and four at a time need not wait for each other.
+func (q *Quantizer) span(w []float32) (most float32, finite bool) {
 	const sign, infinity = 1 << 31, 0x7f800000
-	var a, b, c, d uint32
-	rest := w
-	for len(rest) >= 4 {
-		v := (*[4]float32)(rest)
-		a = max(a, math.Float32bits(v[0])&^sign)
-		b = max(b, math.Float32bits(v[1])&^sign)
-		c = max(c, math.Float32bits(v[2])&^sign)
-		d = max(d, math.Float32bits(v[3])&^sign)
-		rest = rest[4:]
-	}
-	for _, v := range rest {
-		a = max(a, math.Float32bits(v)&^sign)
-	}
-	magnitude := max(a, b, c, d)
+	magnitude := q.kernels.Largest(w)
 	for _, v := range w {
 		if math.Float32bits(v)&^sign == magnitude {
 			return v, magnitude < infinity
@@ -138,7 +129,7 @@ func notFinite(w []float32, at int) error {
 
 // symmetric sets the codes of a group and returns its scale.
 func (q *Quantizer) symmetric(codes []int8, w, importance []float32, most float32) uint16 {
-	least, high, offset := int32(-127), int32(127), int32(0)
+	least, high, offset := int8(-127), int8(127), int8(0)
 	divisor := float32(127)
 	if q.scheme.Bits == 4 {
 		// The range of the codes has one step more below than above: the weight of largest
@@ -147,20 +138,11 @@ func (q *Quantizer) symmetric(codes []int8, w, importance []float32, most float3
 	}
 	scale := half.F32ToF16(most / divisor)
 	if q.rule == Search && most != 0 && scale&0x7fff < 0x7c00 {
-		scale = q.search(w, q.weights(w, importance), most, least, high, scale)
+		scale = q.search(w, importance, most, float32(least), float32(high), scale)
 	}
-	encode(codes, w, half.F16ToF32(scale), least, high, offset)
+	// Scales are such that no quotient is far beyond the codes.
+	q.kernels.Encode(codes, w, reciprocal(half.F16ToF32(scale)), least, high, offset)
 	return scale
-}
-
-// encode rounds w/scale to codes within least … high and adds offset. Scales are such that no
-// quotient is far beyond the codes.
-func encode(codes []int8, w []float32, scale float32, least, high, offset int32) {
-	inverse := reciprocal(scale)
-	codes = codes[:len(w)]
-	for i, v := range w {
-		codes[i] = int8(min(max(nearest(v*inverse), least), high) + offset)
-	}
 }
 
 // reciprocal is 1/scale, and 0 for a scale of 0, which makes all codes 0.
@@ -176,14 +158,4 @@ func reciprocal(scale float32) float32 {
 func nearest(f float32) int32 {
 	const magic = 3 << 22
 	return int32(math.Float32bits(f+magic)) - int32(math.Float32bits(magic))
-}
-
-// weights gives the importance of each error of a group.
-func (q *Quantizer) weights(w, importance []float32) []float32 {
-	if importance != nil {
-		return importance
-	}
-	out := q.weight[:len(w)]
-	unknownInputs(out, w)
-	return out
 }

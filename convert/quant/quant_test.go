@@ -10,6 +10,7 @@ import (
 	"qtool/convert/quant"
 	"qtool/formats/half"
 	"qtool/formats/packed"
+	"qtool/runtime/kernel"
 )
 
 var schemes = []packed.Scheme{
@@ -29,7 +30,7 @@ func normal(n int, r *rand.Rand, shift float32) []float32 {
 func squaredError(t *testing.T, s packed.Scheme, rule quant.Rule, row, importance []float32) float64 {
 	t.Helper()
 	c := packed.NewCodes(s, len(row))
-	require.NoError(t, quant.New(s, rule).Row(c, row, importance))
+	require.NoError(t, quant.New(kernel.Generic(), s, rule).Row(c, row, importance))
 	least, most := s.Levels()
 	for _, code := range c.Codes {
 		require.GreaterOrEqual(t, int(code), least)
@@ -55,7 +56,7 @@ func TestAbsMaxBound(t *testing.T) {
 		for _, cols := range []int{1, 31, 32, 33, 172, 300} {
 			row := normal(cols, r, 0.3)
 			c := packed.NewCodes(s, cols)
-			require.NoError(t, quant.New(s, quant.AbsMax).Row(c, row, nil))
+			require.NoError(t, quant.New(kernel.Generic(), s, quant.AbsMax).Row(c, row, nil))
 			back := make([]float32, cols)
 			s.Dequantize(back, c)
 			for i, v := range row {
@@ -124,11 +125,32 @@ func TestSearchAgainstExhaustion(t *testing.T) {
 	require.Less(t, found, 1.03*best)
 }
 
+// TestSameCodesOnEveryMachine compares the sets of loops: not a bit may differ.
+func TestSameCodesOnEveryMachine(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for _, s := range schemes {
+		for _, rule := range []quant.Rule{quant.AbsMax, quant.Search} {
+			for _, cols := range []int{1, 31, 64, 172, 300, 512} {
+				row := normal(cols, r, 0.1)
+				var first packed.Codes
+				for i, set := range kernel.Available() {
+					c := packed.NewCodes(s, cols)
+					require.NoError(t, quant.New(set, s, rule).Row(c, row, nil))
+					if i == 0 {
+						first = c
+					}
+					require.Equal(t, first, c, "%s %s %s", set.Name, s, rule)
+				}
+			}
+		}
+	}
+}
+
 func TestSpecialRows(t *testing.T) {
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	for _, s := range schemes {
 		for _, rule := range []quant.Rule{quant.AbsMax, quant.Search} {
-			q := quant.New(s, rule)
+			q := quant.New(kernel.Generic(), s, rule)
 			c := packed.NewCodes(s, 70)
 			back := make([]float32, 70)
 
@@ -166,7 +188,8 @@ func BenchmarkRow(b *testing.B) {
 	for _, s := range schemes {
 		for _, rule := range []quant.Rule{quant.AbsMax, quant.Search} {
 			b.Run(s.String()+"/"+string(rule), func(b *testing.B) {
-				q, c := quant.New(s, rule), packed.NewCodes(s, cols)
+				sets := kernel.Available()
+				q, c := quant.New(sets[len(sets)-1], s, rule), packed.NewCodes(s, cols)
 				for b.Loop() {
 					if err := q.Row(c, row, nil); err != nil {
 						b.Fatal(err)

@@ -6,14 +6,6 @@ import (
 	"qtool/formats/half"
 )
 
-// unknownInputs sets the importance of errors where nothing is known of a layer's inputs. A plain
-// squared error is what remains: on average over inputs it is the error of the layer's output.
-func unknownInputs(out, w []float32) {
-	for i := range w {
-		out[i] = 1
-	}
-}
-
 // trials is how many scales on each side of the plain one are tried, steps trialStep of a code apart.
 const (
 	trials    = 12
@@ -24,8 +16,8 @@ const (
 // around the plain one it rounds the weights to codes c, for which s = Σ a·w·c / Σ a·c² is the best
 // scale and Σ a·w² − (Σ a·w·c)² / Σ a·c² its error (ordinary least squares); the best of all trials
 // is rounded to half precision and held against the plain scale with codes rounded anew.
-func (q *Quantizer) search(w, a []float32, most float32, least, high int32, plain uint16) uint16 {
-	anchor := float32(least) // the code that the largest weight goes to
+func (q *Quantizer) search(w, a []float32, most, least, high float32, plain uint16) uint16 {
+	anchor := least // the code that the largest weight goes to
 	if q.scheme.Bits == 8 {
 		anchor = 127
 	}
@@ -34,13 +26,7 @@ func (q *Quantizer) search(w, a []float32, most float32, least, high int32, plai
 	for range 2 {
 		for t := -trials; t <= trials; t++ {
 			inverse := side * (anchor + float32(t)*trialStep) / most
-			var wc, cc float32
-			for i, v := range w {
-				c := float32(min(max(nearest(v*inverse), least), high))
-				ac := a[i] * c
-				wc += ac * v
-				cc += ac * c
-			}
+			_, cc, wc := q.kernels.Fit(w, a, 0, inverse, least, high)
 			if cc == 0 {
 				continue
 			}
@@ -61,15 +47,9 @@ func (q *Quantizer) search(w, a []float32, most float32, least, high int32, plai
 }
 
 // loss is the weighted squared error of a group under a scale.
-func (q *Quantizer) loss(w, a []float32, scale uint16, least, high int32) float32 {
+func (q *Quantizer) loss(w, a []float32, scale uint16, least, high float32) float32 {
 	s := half.F16ToF32(scale)
-	inverse := reciprocal(s)
-	var sum float32
-	for i, v := range w {
-		d := v - s*float32(min(max(nearest(v*inverse), least), high))
-		sum += a[i] * d * d
-	}
-	return sum
+	return q.kernels.Loss(w, a, reciprocal(s), 0, least, high, s)
 }
 
 // asymmetric sets the codes of a group and returns its scale and zero point.
@@ -88,7 +68,7 @@ func (q *Quantizer) asymmetric(codes []int8, w, importance []float32) (uint16, u
 	}
 	zero := q.zeroFor(plain, low)
 	if q.rule == Search && top > low && plain&0x7fff < 0x7c00 {
-		plain, zero = q.searchAsym(w, q.weights(w, importance), low, top, plain, zero)
+		plain, zero = q.searchAsym(w, importance, low, top, plain, zero)
 	}
 	q.encodeAsym(codes, w, plain, zero)
 	return plain, zero
@@ -140,17 +120,14 @@ func (q *Quantizer) searchAsym(w, a []float32, low, top float32, plain uint16, z
 			best, plain, zero = l, scale, stored
 		}
 	}
+	var n, w1 float32
+	for i, v := range w {
+		n += a[i]
+		w1 += float32(a[i] * v)
+	}
 	for t := range 2*trials + 1 {
 		inverse := (float32(steps) + float32(t-trials/2)*trialStep) / (top - low)
-		var n, c1, c2, w1, wc float32
-		for i, v := range w {
-			c := float32(min(max(nearest((v-low)*inverse), 0), steps))
-			n += a[i]
-			c1 += a[i] * c
-			c2 += a[i] * c * c
-			w1 += a[i] * v
-			wc += a[i] * v * c
-		}
+		c1, c2, wc := q.kernels.Fit(w, a, low, inverse, 0, float32(steps))
 		det := n*c2 - c1*c1
 		if det <= 0 {
 			continue
@@ -167,13 +144,6 @@ func (q *Quantizer) searchAsym(w, a []float32, low, top float32, plain uint16, z
 
 // lossAsym is the weighted squared error of a group under a scale and zero point.
 func (q *Quantizer) lossAsym(w, a []float32, scale uint16, stored uint8) float32 {
-	s, zero := half.F16ToF32(scale), q.levelZero(stored)
-	inverse := reciprocal(s)
-	steps := int32(1)<<q.scheme.Bits - 1
-	var sum float32
-	for i, v := range w {
-		d := v - s*(float32(min(max(nearest(v*inverse+zero), 0), steps))-zero)
-		sum += a[i] * d * d
-	}
-	return sum
+	s := half.F16ToF32(scale)
+	return q.kernels.Loss(w, a, reciprocal(s), q.levelZero(stored), 0, float32(int32(1)<<q.scheme.Bits-1), s)
 }

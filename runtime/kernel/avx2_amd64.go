@@ -16,6 +16,7 @@ func machineSets() []*Set {
 	avx2 := Set{
 		Name: "avx2", quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2,
 		dense: denseAVX2, dot: dotAVX2, axpy: axpyAVX2, exp: expAVX2,
+		largest: largestAVX2, encode: encodeAVX2, fit: fitAVX2, loss: lossAVX2,
 	}
 	if !cpu.X86.HasAVX512F || !cpu.X86.HasAVX512BW || !cpu.X86.HasAVX512DQ || !cpu.X86.HasAVX512VL || !cpu.X86.HasAVX512VNNI {
 		return []*Set{&avx2}
@@ -145,4 +146,38 @@ func expAVX2(x []float32, shift float32) (sum float32) {
 		sum = avx2Exp(&x[0], whole, shift)
 	}
 	return sum + expGeneric(x[whole:], shift)
+}
+
+func largestAVX2(w []float32) uint32 {
+	whole := len(w) &^ 7
+	var most uint32
+	if whole > 0 {
+		most = avx2Largest(&w[0], whole)
+	}
+	return max(most, largestGeneric(w[whole:]))
+}
+
+func encodeAVX2(codes []int8, w []float32, inverse float32, least, most, offset int8) {
+	whole := len(w) &^ 31
+	if whole > 0 {
+		const all = 0x01010101
+		avx2Encode(&codes[0], &w[0], whole, inverse, uint32(uint8(least))*all, uint32(uint8(most))*all, uint32(uint8(offset))*all)
+	}
+	encodeGeneric(codes[whole:], w[whole:], inverse, least, most, offset)
+}
+
+func fitAVX2(w, a []float32, low, inverse, least, most float32) (c, cc, cw float32) {
+	whole := len(w) &^ 7
+	if whole > 0 {
+		c, cc, cw = avx2Fit(&w[0], &a[0], whole, low, inverse, least, most)
+	}
+	return fitRest(w[whole:], a[whole:], low, inverse, least, most, c, cc, cw)
+}
+
+func lossAVX2(w, a []float32, inverse, zero, least, most, scale float32) (sum float32) {
+	whole := len(w) &^ 7
+	if whole > 0 {
+		sum = avx2Loss(&w[0], &a[0], whole, inverse, zero, least, most, scale)
+	}
+	return lossRest(w[whole:], a[whole:], inverse, zero, least, most, scale, sum)
 }

@@ -30,6 +30,12 @@ type Set struct {
 	dot  func(x, y []float32) float32
 	axpy func(a float32, x, y []float32)
 	exp  func(x []float32, shift float32) (sum float32)
+
+	// Loops of the quantizers: see quantizers.go. The same bits in every set.
+	largest func(w []float32) uint32
+	encode  func(codes []int8, w []float32, inverse float32, least, most, offset int8)
+	fit     func(w, a []float32, low, inverse, least, most float32) (c, cc, cw float32)
+	loss    func(w, a []float32, inverse, zero, least, most, scale float32) float32
 }
 
 // EnvLevel is the environment variable that limits the instructions in use: generic, avx2 or
@@ -41,6 +47,7 @@ func Generic() *Set {
 	return &Set{
 		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric,
 		dense: denseGeneric, dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,
+		largest: largestGeneric, encode: encodeGeneric, fit: fitGeneric, loss: lossGeneric,
 	}
 }
 

@@ -220,6 +220,35 @@ func TestExpAndSoftmax(t *testing.T) {
 	}
 }
 
+// TestQuantizersGiveTheSameBits: files must not depend on the machine.
+func TestQuantizersGiveTheSameBits(t *testing.T) {
+	generic := kernel.Generic()
+	for _, set := range kernel.Available()[1:] {
+		r := rand.New(rand.NewPCG(15, 16))
+		for n := 1; n <= 300; n++ {
+			w, a := randomVector(n, r), randomVector(n, r)
+			for i := range a {
+				a[i] *= a[i]
+			}
+			require.Equal(t, generic.Largest(w), set.Largest(w))
+			w[n/2] = float32(math.NaN())
+			require.Equal(t, generic.Largest(w), set.Largest(w))
+			w[n/2] = 9.5
+			x, y := make([]int8, n), make([]int8, n)
+			generic.Encode(x, w, 2.5, -8, 7, 8)
+			set.Encode(y, w, 2.5, -8, 7, 8)
+			require.Equal(t, x, y)
+			generic.Encode(x, w, -31, -127, 127, 0)
+			set.Encode(y, w, -31, -127, 127, 0)
+			require.Equal(t, x, y)
+			c1, c2, c3 := generic.Fit(w, a, -0.3, 2.1, 0, 15)
+			d1, d2, d3 := set.Fit(w, a, -0.3, 2.1, 0, 15)
+			require.Equal(t, []float32{c1, c2, c3}, []float32{d1, d2, d3}, "%d elements", n)
+			require.Equal(t, generic.Loss(w, a, 2.1, 3.5, 0, 15, 0.47), set.Loss(w, a, 2.1, 3.5, 0, 15, 0.47), "%d elements", n)
+		}
+	}
+}
+
 func TestBestObeysTheEnvironment(t *testing.T) {
 	t.Setenv(kernel.EnvLevel, "generic")
 	s, err := kernel.Best()

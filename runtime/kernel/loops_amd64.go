@@ -83,3 +83,23 @@ func avx2Axpy(a float32, x *float32, y *float32, n int)
 //
 //go:noescape
 func avx2Exp(x *float32, n int, shift float32) float32
+
+// avx2Largest gives the bits of the largest magnitude of n elements, a multiple of 8 that is not 0.
+//
+//go:noescape
+func avx2Largest(w *float32, n int) uint32
+
+// avx2Encode sets codes to the nearest integers of w·inverse within least … most, plus offset: bytes repeated four times. n is a multiple of 32 that is not 0; no product may exceed 16 bits.
+//
+//go:noescape
+func avx2Encode(codes *int8, w *float32, n int, inverse float32, least uint32, most uint32, offset uint32)
+
+// avx2Fit gives the sums of Set.Fit for n elements, a multiple of 8 that is not 0.
+//
+//go:noescape
+func avx2Fit(w *float32, a *float32, n int, low float32, inverse float32, least float32, most float32) (c float32, cc float32, cw float32)
+
+// avx2Loss gives the sum of Set.Loss for n elements, a multiple of 8 that is not 0.
+//
+//go:noescape
+func avx2Loss(w *float32, a *float32, n int, inverse float32, zero float32, least float32, most float32, scale float32) float32

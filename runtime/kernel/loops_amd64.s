@@ -2062,3 +2062,165 @@ expStep:
 	MOVSS        X1, ret+24(FP)
 	VZEROUPPER
 	RET
+
+// func avx2Largest(w *float32, n int) uint32
+// Requires: AVX, AVX2
+TEXT ·avx2Largest(SB), NOSPLIT, $0-20
+	MOVQ    w+0(FP), AX
+	MOVQ    n+8(FP), CX
+	VMOVDQU magnitudes<>+0(SB), Y0
+	VPXOR   Y1, Y1, Y1
+
+largestStep:
+	VPAND      (AX), Y0, Y2
+	VPMAXUD    Y2, Y1, Y1
+	ADDQ       $0x20, AX
+	SUBQ       $0x08, CX
+	JNE        largestStep
+	VPERM2F128 $0x01, Y1, Y1, Y2
+	VPMAXUD    Y2, Y1, Y1
+	VPERMILPS  $0x4e, Y1, Y2
+	VPMAXUD    Y2, Y1, Y1
+	VPERMILPS  $0xb1, Y1, Y2
+	VPMAXUD    Y2, Y1, Y1
+	VMOVD      X1, AX
+	MOVL       AX, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func avx2Encode(codes *int8, w *float32, n int, inverse float32, least uint32, most uint32, offset uint32)
+// Requires: AVX, AVX2
+TEXT ·avx2Encode(SB), NOSPLIT, $0-40
+	MOVQ         codes+0(FP), AX
+	MOVQ         w+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSS inverse+24(FP), Y0
+	MOVL         least+28(FP), BX
+	VMOVD        BX, X1
+	VPBROADCASTD X1, Y1
+	MOVL         most+32(FP), BX
+	VMOVD        BX, X2
+	VPBROADCASTD X2, Y2
+	MOVL         offset+36(FP), BX
+	VMOVD        BX, X3
+	VPBROADCASTD X3, Y3
+	VMOVDQU      order<>+0(SB), Y4
+
+encodeStep:
+	VMULPS    (CX), Y0, Y5
+	VCVTPS2DQ Y5, Y5
+	VMULPS    32(CX), Y0, Y6
+	VCVTPS2DQ Y6, Y6
+	VMULPS    64(CX), Y0, Y7
+	VCVTPS2DQ Y7, Y7
+	VMULPS    96(CX), Y0, Y8
+	VCVTPS2DQ Y8, Y8
+	VPACKSSDW Y6, Y5, Y5
+	VPACKSSDW Y8, Y7, Y7
+	VPACKSSWB Y7, Y5, Y5
+	VPERMD    Y5, Y4, Y5
+	VPMAXSB   Y1, Y5, Y5
+	VPMINSB   Y2, Y5, Y5
+	VPADDB    Y3, Y5, Y5
+	VMOVDQU   Y5, (AX)
+	ADDQ      $0x20, AX
+	ADDQ      $0x00000080, CX
+	SUBQ      $0x20, DX
+	JNE       encodeStep
+	VZEROUPPER
+	RET
+
+// func avx2Fit(w *float32, a *float32, n int, low float32, inverse float32, least float32, most float32) (c float32, cc float32, cw float32)
+// Requires: AVX, SSE
+TEXT ·avx2Fit(SB), NOSPLIT, $0-52
+	MOVQ         w+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSS low+24(FP), Y0
+	VBROADCASTSS inverse+28(FP), Y1
+	VBROADCASTSS least+32(FP), Y2
+	VBROADCASTSS most+36(FP), Y3
+	VXORPS       Y4, Y4, Y4
+	VXORPS       Y5, Y5, Y5
+	VXORPS       Y6, Y6, Y6
+
+fitStep:
+	VMOVUPS    (AX), Y7
+	VSUBPS     Y0, Y7, Y8
+	VMULPS     Y1, Y8, Y8
+	VROUNDPS   $0x08, Y8, Y8
+	VMAXPS     Y2, Y8, Y8
+	VMINPS     Y3, Y8, Y8
+	VMULPS     (CX), Y8, Y9
+	VADDPS     Y9, Y4, Y4
+	VMULPS     Y9, Y8, Y8
+	VADDPS     Y8, Y5, Y5
+	VMULPS     Y9, Y7, Y7
+	VADDPS     Y7, Y6, Y6
+	ADDQ       $0x20, AX
+	ADDQ       $0x20, CX
+	SUBQ       $0x08, DX
+	JNE        fitStep
+	VPERM2F128 $0x01, Y4, Y4, Y7
+	VADDPS     Y7, Y4, Y4
+	VPERMILPS  $0x4e, Y4, Y7
+	VADDPS     Y7, Y4, Y4
+	VPERMILPS  $0xb1, Y4, Y7
+	VADDPS     Y7, Y4, Y4
+	MOVSS      X4, c+40(FP)
+	VPERM2F128 $0x01, Y5, Y5, Y7
+	VADDPS     Y7, Y5, Y5
+	VPERMILPS  $0x4e, Y5, Y7
+	VADDPS     Y7, Y5, Y5
+	VPERMILPS  $0xb1, Y5, Y7
+	VADDPS     Y7, Y5, Y5
+	MOVSS      X5, cc+44(FP)
+	VPERM2F128 $0x01, Y6, Y6, Y7
+	VADDPS     Y7, Y6, Y6
+	VPERMILPS  $0x4e, Y6, Y7
+	VADDPS     Y7, Y6, Y6
+	VPERMILPS  $0xb1, Y6, Y7
+	VADDPS     Y7, Y6, Y6
+	MOVSS      X6, cw+48(FP)
+	VZEROUPPER
+	RET
+
+// func avx2Loss(w *float32, a *float32, n int, inverse float32, zero float32, least float32, most float32, scale float32) float32
+// Requires: AVX, SSE
+TEXT ·avx2Loss(SB), NOSPLIT, $0-52
+	MOVQ         w+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSS inverse+24(FP), Y0
+	VBROADCASTSS zero+28(FP), Y1
+	VBROADCASTSS least+32(FP), Y2
+	VBROADCASTSS most+36(FP), Y3
+	VBROADCASTSS scale+40(FP), Y4
+	VXORPS       Y5, Y5, Y5
+
+lossStep:
+	VMOVUPS    (AX), Y6
+	VMULPS     Y0, Y6, Y7
+	VADDPS     Y1, Y7, Y7
+	VROUNDPS   $0x08, Y7, Y7
+	VMAXPS     Y2, Y7, Y7
+	VMINPS     Y3, Y7, Y7
+	VSUBPS     Y1, Y7, Y7
+	VMULPS     Y4, Y7, Y7
+	VSUBPS     Y7, Y6, Y6
+	VMULPS     Y6, Y6, Y7
+	VMULPS     (CX), Y7, Y7
+	VADDPS     Y7, Y5, Y5
+	ADDQ       $0x20, AX
+	ADDQ       $0x20, CX
+	SUBQ       $0x08, DX
+	JNE        lossStep
+	VPERM2F128 $0x01, Y5, Y5, Y6
+	VADDPS     Y6, Y5, Y5
+	VPERMILPS  $0x4e, Y5, Y6
+	VADDPS     Y6, Y5, Y5
+	VPERMILPS  $0xb1, Y5, Y6
+	VADDPS     Y6, Y5, Y5
+	MOVSS      X5, ret+48(FP)
+	VZEROUPPER
+	RET

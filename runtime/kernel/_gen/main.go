@@ -34,6 +34,10 @@ func main() {
 	dot()
 	axpy()
 	exponential()
+	largest()
+	encode()
+	fit()
+	loss()
 	Generate()
 }
 
