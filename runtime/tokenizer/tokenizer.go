@@ -1,5 +1,8 @@
 // Package tokenizer turns text into tokens and back, exactly as the programs that the vocabularies come
 // from do.
+//
+// Characters that are newer than those programs' tables are where they differ among themselves: patterns
+// follow Unicode 16, BERT's steps and lower case Unicode 15.
 package tokenizer
 
 import (
