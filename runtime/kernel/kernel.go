@@ -108,6 +108,18 @@ func (s *Set) Quantize(a *Activations, token int, x []float32) {
 	s.quantize(a.Q[token*n:(token+1)*n], a.Scale[token*b:(token+1)*b], a.Sum[token*b:(token+1)*b], x[:a.Cols])
 }
 
+// QuantizeRest sets in rest what the codes of a token in a left of x: both together have about 16 bits. scratch has room for
+// a.Cols elements.
+func (s *Set) QuantizeRest(rest, a *Activations, token int, x, scratch []float32) {
+	n, b := a.Blocks*packed.Block, a.Blocks
+	q, scale := a.Q[token*n:], a.Scale[token*b:]
+	x, scratch = x[:a.Cols], scratch[:a.Cols]
+	for i, v := range x {
+		scratch[i] = v - float32(float32(q[i])*scale[i/packed.Block])
+	}
+	s.Quantize(rest, token, scratch)
+}
+
 // panelArgs is what a panel loop works on. Rows of a panel beyond the matrix are computed too.
 type panelArgs struct {
 	scheme packed.Scheme

@@ -61,7 +61,7 @@ type linear struct {
 
 // workerScratch is what one worker of the pool needs for itself.
 type workerScratch struct {
-	tile   []float32 // decoded rows
+	tile   []float32 // decoded rows; results to be added
 	scores []float32
 	reader checkpoint.Reader
 	_      [128]byte // apart from the next worker's cache lines

@@ -1,9 +1,6 @@
 package llama
 
-import (
-	"qtool/formats/packed"
-	"qtool/runtime/kernel"
-)
+import "qtool/formats/packed"
 
 // Rows that one unit of work takes: enough that handing it out costs nothing beside it, few enough
 // that the last units end together.
@@ -34,16 +31,26 @@ func (p product) units() int {
 func (s *Session) multiply(x []float32, tokens, stride int, products ...product) error {
 	e := s.engine
 	cols := products[0].w.cols
-	needCodes := false
+	needCodes, fine := false, false
 	total := 0
 	for _, p := range products {
 		needCodes = needCodes || p.w.tensor.Packed()
+		fine = fine || p.fine()
 		total += p.units()
 	}
 	if needCodes {
 		s.codes.Resize(tokens, cols)
-		e.pool.Run(tokens, func(_, t int) {
-			e.kernels.Quantize(&s.codes, t, x[t*cols:(t+1)*cols])
+		if fine {
+			s.rest.Resize(tokens, cols)
+		}
+		e.pool.Run(tokens, func(worker, t int) {
+			row := x[t*cols : (t+1)*cols]
+			e.kernels.Quantize(&s.codes, t, row)
+			if fine {
+				w := &e.scratch[worker]
+				w.tile = room(w.tile, cols)
+				e.kernels.QuantizeRest(&s.rest, &s.codes, t, row, w.tile)
+			}
 		})
 	}
 	var failed failure
@@ -56,7 +63,7 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 				continue
 			}
 			if p.w.tensor.Packed() {
-				e.multiplyPanels(p, unit, tokens, stride, &s.codes)
+				s.multiplyPanels(p, unit, tokens, stride, &e.scratch[worker])
 			} else {
 				failed.note(e.multiplyTile(p, unit, tokens, stride, x, &e.scratch[worker]))
 			}
@@ -66,13 +73,26 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 	return failed.err()
 }
 
+// fine reports whether the matrix is multiplied with activations of 16 bits, as two planes of 8: where weights have 8
+// bits, activations of 8 would lose as much as the weights do.
+func (p product) fine() bool { return p.w.tensor.Packed() && p.w.tensor.Matrix().Scheme.Bits == 8 }
+
 // multiplyPanels multiplies a unit of a packed matrix.
-func (e *Engine) multiplyPanels(p *product, unit, tokens, stride int, codes *kernel.Activations) {
-	m := p.w.tensor.Matrix()
+func (s *Session) multiplyPanels(p *product, unit, tokens, stride int, w *workerScratch) {
+	set, m := s.engine.kernels, p.w.tensor.Matrix()
 	panel := unit * panelsPerUnit
-	e.kernels.MulPanels(p.out[panel*packed.Panel:], stride, m, panel, min(panelsPerUnit, m.PanelCount()-panel), codes, 0, tokens)
-	first := unit * panelsPerUnit * packed.Panel
-	p.addBias(first, min(first+panelsPerUnit*packed.Panel, p.w.rows), tokens, stride)
+	panels := min(panelsPerUnit, m.PanelCount()-panel)
+	first := panel * packed.Panel
+	rows := min(panels*packed.Panel, p.w.rows-first)
+	set.MulPanels(p.out[first:], stride, m, panel, panels, &s.codes, 0, tokens)
+	if p.fine() {
+		w.tile = room(w.tile, tokens*rows)
+		set.MulPanels(w.tile, rows, m, panel, panels, &s.rest, 0, tokens)
+		for t := range tokens {
+			set.Axpy(1, w.tile[t*rows:(t+1)*rows], p.out[t*stride+first:])
+		}
+	}
+	p.addBias(first, first+rows, tokens, stride)
 }
 
 // multiplyTile decodes a unit of a plain matrix and multiplies it.
@@ -82,10 +102,8 @@ func (e *Engine) multiplyTile(p *product, unit, tokens, stride int, x []float32,
 	cols := p.w.cols
 	tile, ok := p.w.tensor.Float32s(first, n)
 	if !ok {
-		if len(s.tile) < n*cols {
-			s.tile = make([]float32, rowsPerTile*cols)
-		}
-		tile = s.tile[:n*cols]
+		s.tile = room(s.tile, n*cols)
+		tile = s.tile
 		if err := p.w.tensor.ReadRows(tile, first, n, &s.reader); err != nil {
 			return err
 		}

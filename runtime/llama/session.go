@@ -22,15 +22,16 @@ type Session struct {
 	long    bool         // keys are rotated by longrope's second set of frequencies
 	turns   []rotation   // by kind of layer: see rotations
 
-	codes  kernel.Activations
-	x      []float32 // [batch][hidden], the residual stream
-	normed []float32 // [batch][hidden]
-	qkv    []float32 // [batch][q + 2·kv]
-	mixed  []float32 // [batch][q], what attention gives
-	ffn    []float32 // [batch][2·intermediate], gate and up
-	gated  []float32 // [batch][intermediate]
-	added  []float32 // [batch][hidden], what a block adds
-	logits []float32 // [positions][vocab]
+	codes  kernel.Activations // of the input of the products at hand
+	rest   kernel.Activations // what these left, for products that need more than 8 bits
+	x      []float32          // [batch][hidden], the residual stream
+	normed []float32          // [batch][hidden]
+	qkv    []float32          // [batch][q + 2·kv]
+	mixed  []float32          // [batch][q], what attention gives
+	ffn    []float32          // [batch][2·intermediate], gate and up
+	gated  []float32          // [batch][intermediate]
+	added  []float32          // [batch][hidden], what a block adds
+	logits []float32          // [positions][vocab]
 }
 
 // layerCache holds the keys and the values of a layer, [KVHeads][rooms][HeadDim] each.
