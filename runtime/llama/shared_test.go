@@ -3,6 +3,7 @@ package llama_test
 import (
 	"context"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -45,4 +46,59 @@ func TestStories260kPerplexity(t *testing.T) {
 		require.InDelta(t, 7.0285, f.Perplexity, 0.003)
 		t.Logf("%s: %.4f ± %.4f", name, f.Perplexity, f.PerplexityErr)
 	}
+}
+
+// TestStories260kContainersAgree: the GGUF file has q and k in another order of rows; the logits are the
+// same bits all the same.
+func TestStories260kContainersAgree(t *testing.T) {
+	var first []float32
+	for _, name := range []string{"stories260k", "stories260k-f32.gguf"} {
+		e, tok := open(t, testdata.Shared(t, "models", name))
+		var all []float32
+		ids := tok.Encode("Once upon a time, there was a little girl named Lily.", tokenizer.Options{AddSpecial: true})
+		require.NoError(t, e.NewSession(64).Forward(ids, 0, func(_ int, l []float32) error {
+			all = append(all, l...)
+			return nil
+		}))
+		if first == nil {
+			first = all
+		}
+		require.Equal(t, first, all)
+	}
+}
+
+// TestStories260kGreedy: the text that was published with the model, and that llama.cpp prints.
+func TestStories260kGreedy(t *testing.T) {
+	readme, err := os.ReadFile(testdata.Shared(t, "README.md"))
+	require.NoError(t, err)
+	var want []string
+	for line := range strings.Lines(string(readme)) {
+		if text, ok := strings.CutPrefix(line, "> "); ok {
+			want = append(want, strings.TrimSuffix(text, "\n"))
+		}
+	}
+	story := strings.Join(want, "\n")
+	require.True(t, strings.HasPrefix(story, "Once upon a time"))
+	e, tok := open(t, testdata.Shared(t, "models", "stories260k"))
+	const prompt = "Once upon a time"
+	out, stream := prompt, tok.Stream(true)
+	stream.Continue()
+	_, err = llama.Generation{
+		Session: e.NewSession(512), Prompt: tok.Encode(prompt, tokenizer.Options{AddSpecial: true}), Max: 400,
+		Stop: func(int32) bool { return len(out) >= len(story) },
+		Token: func(id int32) error {
+			out += stream.Next(id)
+			return nil
+		},
+	}.Generate(context.Background())
+	require.NoError(t, err)
+	require.True(t, strings.HasPrefix(out, story), out)
+}
+
+// TestTinystories656kUnknownText: the model declares byte fallback without having byte tokens.
+func TestTinystories656kUnknownText(t *testing.T) {
+	e, tok := open(t, testdata.Shared(t, "models", "tinystories656k"))
+	ids := tok.Encode("日本 🙂 Ω", tokenizer.Options{AddSpecial: true})
+	require.Contains(t, ids, int32(0), "<unk>")
+	require.NoError(t, e.NewSession(64).Forward(ids, 0, func(int, []float32) error { return nil }))
 }
