@@ -265,7 +265,7 @@ quantizeBlock:
 	RET
 
 // func avx2Panel4x1x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
 TEXT ·avx2Panel4x1x1(SB), NOSPLIT, $0-84
 	MOVQ   out+0(FP), AX
 	MOVQ   outStride+8(FP), CX
@@ -300,6 +300,8 @@ p4x1x1asym:
 	ADDQ         $0x18, CX
 
 p4x1x1block:
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
 	VMOVDQU      nibbles<>+0(SB), Y7
 	VMOVDQU      (CX), Y4
 	VPSRLW       $0x04, Y4, Y5
@@ -361,7 +363,7 @@ p4x1x1block:
 	RET
 
 // func avx2Panel4x1x2(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
 TEXT ·avx2Panel4x1x2(SB), NOSPLIT, $0-84
 	MOVQ   out+0(FP), AX
 	MOVQ   outStride+8(FP), CX
@@ -408,6 +410,10 @@ p4x1x2asym:
 	ADDQ         $0x18, DX
 
 p4x1x2block:
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4096(DX)
+	PREFETCHT0   4160(DX)
 	VMOVDQU      nibbles<>+0(SB), Y13
 	VMOVDQU      (CX), Y8
 	VPSRLW       $0x04, Y8, Y10
@@ -711,7 +717,7 @@ p4x4x1block:
 	RET
 
 // func avx2Panel8x1x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
 TEXT ·avx2Panel8x1x1(SB), NOSPLIT, $0-84
 	MOVQ   out+0(FP), AX
 	MOVQ   outStride+8(FP), CX
@@ -746,6 +752,10 @@ p8x1x1asym:
 	ADDQ         $0x18, CX
 
 p8x1x1block:
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	PREFETCHT0   4288(CX)
 	VMOVDQU      ones<>+0(SB), Y7
 	VMOVDQU      (CX), Y4
 	VPABSB       Y4, Y5
@@ -821,7 +831,7 @@ p8x1x1block:
 	RET
 
 // func avx2Panel8x1x2(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
 TEXT ·avx2Panel8x1x2(SB), NOSPLIT, $0-84
 	MOVQ   out+0(FP), AX
 	MOVQ   outStride+8(FP), CX
@@ -868,6 +878,14 @@ p8x1x2asym:
 	ADDQ         $0x18, DX
 
 p8x1x2block:
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	PREFETCHT0   4288(CX)
+	PREFETCHT0   4096(DX)
+	PREFETCHT0   4160(DX)
+	PREFETCHT0   4224(DX)
+	PREFETCHT0   4288(DX)
 	VMOVDQU      ones<>+0(SB), Y13
 	VMOVDQU      (CX), Y8
 	VPABSB       Y8, Y10

@@ -237,6 +237,15 @@ func panels(bits, tokens, panels int) {
 		ADDQ(Imm(24), base[p])
 	}
 	Label(label("block"))
+	if tokens == 1 {
+		// Weights are read once, from memory: ask for them early enough. The processor's own prefetching
+		// stops at the end of a page.
+		for p := range base {
+			for line := 0; line < 8*block*bits/8; line += 64 {
+				PREFETCHT0(at(base[p], prefetchAhead+line))
+			}
+		}
+	}
 	dots := vectors(tokens * panels)
 	if bits == 4 {
 		block4(dots, base, q, qStride, tokens)
@@ -266,6 +275,9 @@ func panels(bits, tokens, panels int) {
 	VZEROUPPER()
 	RET()
 }
+
+// prefetchAhead is how many bytes of weights lie between what is multiplied and what is asked for.
+const prefetchAhead = 4096
 
 // Offsets of the last parameters in the frame; the assembler's vet checks them against their names.
 const (
