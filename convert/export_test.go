@@ -1,6 +1,7 @@
 package convert_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"qtool/convert"
 	"qtool/formats/checkpoint"
+	"qtool/formats/gguf"
 	"qtool/runtime/llama"
 	"qtool/testdata"
 )
@@ -137,4 +139,32 @@ func TestExportRefuses(t *testing.T) {
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, left, 1, "nothing unfinished is left")
+}
+
+// TestGGUFKeysSurvive carries a GGUF file to a folder and to a packed file and back: every key comes home with
+// its type and value, and every tensor with its bits.
+func TestGGUFKeysSurvive(t *testing.T) {
+	source := testdata.Shared(t, "models", "stories260k-f32.gguf")
+	dir := t.TempDir()
+	for _, way := range []string{"folder", "file.qpk"} {
+		there, home := filepath.Join(dir, way), filepath.Join(dir, way+".gguf")
+		export(t, source, there, convert.ExportOptions{})
+		export(t, there, home, convert.ExportOptions{})
+		a, err := gguf.Open(source)
+		require.NoError(t, err)
+		b, err := gguf.Open(home)
+		require.NoError(t, err)
+		for _, key := range a.Metadata().Keys() {
+			want, _ := a.Metadata().Get(key)
+			got, ok := b.Metadata().Get(key)
+			require.True(t, ok, key)
+			require.True(t, want.Equal(got), key)
+		}
+		for _, x := range a.Tensors() {
+			y, ok := b.Tensor(x.Name)
+			require.True(t, ok, x.Name)
+			require.Equal(t, a.Data(x), b.Data(y), x.Name)
+		}
+		require.NoError(t, errors.Join(a.Close(), b.Close()))
+	}
 }
