@@ -42,11 +42,6 @@ func (it *item) rowsPerChunk() int {
 	return max(rows, it.unit)
 }
 
-func (it *item) chunks() int {
-	n := it.rowsPerChunk()
-	return (it.tensor.Rows() + n - 1) / n
-}
-
 // outcome is what a tensor that was written looks like.
 type outcome struct {
 	digest  packed.Digest // of the bytes written

@@ -238,7 +238,6 @@ func (c *cursor) tensor(align int64) (Tensor, error) {
 		}
 		t.Shape[len(t.Shape)-1-i] = int(d)
 	}
-	at = c.at
 	number, err := c.u32("the element type")
 	if err != nil {
 		return t, err

@@ -25,14 +25,6 @@ type Rule struct {
 	Stride  int // RuleSliding only: tokens from one window's begin to the next
 }
 
-// String gives the rule as the report prints it.
-func (r Rule) String() string {
-	if r.Kind == RuleSliding {
-		return fmt.Sprintf("%s (stride %d)", r.Kind, r.Stride)
-	}
-	return string(r.Kind)
-}
-
 // DefaultContext is the window of a measurement where none is asked for.
 const DefaultContext = 512
 
