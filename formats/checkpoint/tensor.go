@@ -92,6 +92,17 @@ func (t *Tensor) Bytes() int64 { return int64(len(t.data)) }
 // Reordered.
 func (t *Tensor) Raw() []byte { return t.data }
 
+// Row gives the stored bytes of row r, in Hugging Face's order, of a matrix that is stored as a plain type; false for
+// any other. They are in the map of the file: read them within mapped.Guard where it may be cut short.
+func (t *Tensor) Row(r int) ([]byte, formats.DType, bool) {
+	if t.storage.dtype == "" || t.shifted || len(t.Shape) < 2 {
+		return nil, "", false
+	}
+	size := t.rowBytes()
+	at := t.storedRow(r) * size
+	return t.data[at : at+size : at+size], t.storage.dtype, true
+}
+
 // Reordered reports whether the container stores other values or another order of rows than ReadRows
 // gives.
 func (t *Tensor) Reordered() bool { return t.permute > 0 || t.shifted }

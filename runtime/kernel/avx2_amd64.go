@@ -5,6 +5,7 @@ package kernel
 import (
 	"golang.org/x/sys/cpu"
 
+	"qtool/formats/half"
 	"qtool/formats/packed"
 )
 
@@ -16,6 +17,7 @@ func machineSets() []*Set {
 	avx2 := Set{
 		Name: "avx2", quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2,
 		dense: denseAVX2, dot: dotAVX2, axpy: axpyAVX2, exp: expAVX2,
+		decodeF16: decodeF16AVX2, decodeBF16: decodeBF16AVX2,
 		largest: largestAVX2, encode: encodeAVX2, fit: fitAVX2, loss: lossAVX2,
 	}
 	if !cpu.X86.HasAVX512F || !cpu.X86.HasAVX512BW || !cpu.X86.HasAVX512DQ || !cpu.X86.HasAVX512VL || !cpu.X86.HasAVX512VNNI {
@@ -180,4 +182,22 @@ func lossAVX2(w, a []float32, inverse, zero, least, most, scale float32) (sum fl
 		sum = avx2Loss(&w[0], &a[0], whole, inverse, zero, least, most, scale)
 	}
 	return lossRest(w[whole:], a[whole:], inverse, zero, least, most, scale, sum)
+}
+
+func decodeF16AVX2(dst []float32, src []byte) {
+	src = src[:2*len(dst)]
+	whole := len(dst) &^ 7
+	if whole > 0 {
+		avx2DecodeF16(&dst[0], &src[0], whole)
+	}
+	half.DecodeF16(dst[whole:], src[2*whole:])
+}
+
+func decodeBF16AVX2(dst []float32, src []byte) {
+	src = src[:2*len(dst)]
+	whole := len(dst) &^ 7
+	if whole > 0 {
+		avx2DecodeBF16(&dst[0], &src[0], whole)
+	}
+	half.DecodeBF16(dst[whole:], src[2*whole:])
 }

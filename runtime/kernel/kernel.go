@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"qtool/formats/half"
 	"qtool/formats/packed"
 )
 
@@ -31,6 +32,8 @@ type Set struct {
 	axpy func(a float32, x, y []float32)
 	exp  func(x []float32, shift float32) (sum float32)
 
+	decodeF16, decodeBF16 func(dst []float32, src []byte)
+
 	// Loops of the quantizers: see quantizers.go. The same bits in every set.
 	largest func(w []float32) uint32
 	encode  func(codes []int8, w []float32, inverse float32, least, most, offset int8)
@@ -47,6 +50,7 @@ func Generic() *Set {
 	return &Set{
 		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric,
 		dense: denseGeneric, dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,
+		decodeF16: half.DecodeF16, decodeBF16: half.DecodeBF16,
 		largest: largestGeneric, encode: encodeGeneric, fit: fitGeneric, loss: lossGeneric,
 	}
 }
@@ -207,3 +211,9 @@ func (s *Set) Softmax(x []float32) {
 		x[i] *= f
 	}
 }
+
+// DecodeF16 reads len(dst) binary16 numbers, little-endian.
+func (s *Set) DecodeF16(dst []float32, src []byte) { s.decodeF16(dst, src) }
+
+// DecodeBF16 reads len(dst) bfloat16 numbers, little-endian.
+func (s *Set) DecodeBF16(dst []float32, src []byte) { s.decodeBF16(dst, src) }

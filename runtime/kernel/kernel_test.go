@@ -249,6 +249,30 @@ func TestQuantizersGiveTheSameBits(t *testing.T) {
 	}
 }
 
+// TestDecodeEveryHalf widens each of the 65,536 numbers of both types.
+func TestDecodeEveryHalf(t *testing.T) {
+	src := make([]byte, 2<<16)
+	for i := range 1 << 16 {
+		src[2*i], src[2*i+1] = byte(i), byte(i>>8)
+	}
+	generic := kernel.Generic()
+	for _, set := range kernel.Available()[1:] {
+		for _, n := range []int{1 << 16, 1, 7, 8, 13} {
+			x, y := make([]float32, n), make([]float32, n)
+			generic.DecodeF16(x, src[:2*n])
+			set.DecodeF16(y, src[:2*n])
+			for i := range x {
+				require.Equal(t, math.Float32bits(x[i]), math.Float32bits(y[i]), "%#x", i)
+			}
+			generic.DecodeBF16(x, src[:2*n])
+			set.DecodeBF16(y, src[:2*n])
+			for i := range x {
+				require.Equal(t, math.Float32bits(x[i]), math.Float32bits(y[i]), "%#x", i)
+			}
+		}
+	}
+}
+
 func TestBestObeysTheEnvironment(t *testing.T) {
 	t.Setenv(kernel.EnvLevel, "generic")
 	s, err := kernel.Best()

@@ -103,3 +103,13 @@ func avx2Fit(w *float32, a *float32, n int, low float32, inverse float32, least 
 //
 //go:noescape
 func avx2Loss(w *float32, a *float32, n int, inverse float32, zero float32, least float32, most float32, scale float32) float32
+
+// avx2DecodeF16 reads n binary16 numbers, n a multiple of 8 that is not 0.
+//
+//go:noescape
+func avx2DecodeF16(dst *float32, src *byte, n int)
+
+// avx2DecodeBF16 reads n bfloat16 numbers, n a multiple of 8 that is not 0.
+//
+//go:noescape
+func avx2DecodeBF16(dst *float32, src *byte, n int)

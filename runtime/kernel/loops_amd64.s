@@ -2242,3 +2242,38 @@ lossStep:
 	MOVSS      X5, ret+48(FP)
 	VZEROUPPER
 	RET
+
+// func avx2DecodeF16(dst *float32, src *byte, n int)
+// Requires: AVX, F16C
+TEXT ·avx2DecodeF16(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ n+16(FP), DX
+
+avx2DecodeF16Step:
+	VCVTPH2PS (CX), Y0
+	VMOVUPS   Y0, (AX)
+	ADDQ      $0x10, CX
+	ADDQ      $0x20, AX
+	SUBQ      $0x08, DX
+	JNE       avx2DecodeF16Step
+	VZEROUPPER
+	RET
+
+// func avx2DecodeBF16(dst *float32, src *byte, n int)
+// Requires: AVX, AVX2
+TEXT ·avx2DecodeBF16(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ n+16(FP), DX
+
+avx2DecodeBF16Step:
+	VPMOVZXWD (CX), Y0
+	VPSLLD    $0x10, Y0, Y0
+	VMOVUPS   Y0, (AX)
+	ADDQ      $0x10, CX
+	ADDQ      $0x20, AX
+	SUBQ      $0x08, DX
+	JNE       avx2DecodeBF16Step
+	VZEROUPPER
+	RET

@@ -1,6 +1,10 @@
 package llama
 
-import "qtool/formats/packed"
+import (
+	"qtool/formats"
+	"qtool/formats/checkpoint"
+	"qtool/formats/packed"
+)
 
 // Rows that one unit of work takes: enough that handing it out costs nothing beside it, few enough
 // that the last units end together.
@@ -104,7 +108,7 @@ func (e *Engine) multiplyTile(p *product, unit, tokens, stride int, x []float32,
 	if !ok {
 		s.tile = room(s.tile, n*cols)
 		tile = s.tile
-		if err := p.w.tensor.ReadRows(tile, first, n, &s.reader); err != nil {
+		if err := e.decodeRows(tile, p.w.tensor, first, n, s); err != nil {
 			return err
 		}
 	}
@@ -113,6 +117,25 @@ func (e *Engine) multiplyTile(p *product, unit, tokens, stride int, x []float32,
 		e.kernels.MulDense(p.out[t*stride+first:], stride, tile, n, cols, x[t*cols:(t+part)*cols], part)
 	}
 	p.addBias(first, first+n, tokens, stride)
+	return nil
+}
+
+// decodeRows decodes the rows first … first+n-1 of a matrix: halves by the engine's own loops, whose result is the
+// same as that of Tensor.ReadRows.
+func (e *Engine) decodeRows(tile []float32, t *checkpoint.Tensor, first, n int, s *workerScratch) error {
+	cols := t.Cols()
+	for i := range n {
+		row, dtype, ok := t.Row(first + i)
+		dst := tile[i*cols : (i+1)*cols]
+		switch {
+		case ok && dtype == formats.F16:
+			e.kernels.DecodeF16(dst, row)
+		case ok && dtype == formats.BF16:
+			e.kernels.DecodeBF16(dst, row)
+		default:
+			return t.ReadRows(tile, first, n, &s.reader)
+		}
+	}
 	return nil
 }
 

@@ -38,6 +38,7 @@ func main() {
 	encode()
 	fit()
 	loss()
+	decodes()
 	Generate()
 }
 

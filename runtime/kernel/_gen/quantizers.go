@@ -141,3 +141,27 @@ func loss() {
 	VZEROUPPER()
 	RET()
 }
+
+// decode widens halves: binary16 by the processor's own conversion, bfloat16 by a shift.
+func decode(name, doc string, widen func(src Mem, dst reg.VecVirtual)) {
+	function(name, "func(dst *float32, src *byte, n int)", name+doc+", n a multiple of 8 that is not 0.")
+	dst, src, n := Load(Param("dst"), GP64()), Load(Param("src"), GP64()), Load(Param("n"), GP64())
+	v := YMM()
+	Label(name + "Step")
+	widen(at(src, 0), v)
+	VMOVUPS(v, at(dst, 0))
+	ADDQ(Imm(16), src)
+	ADDQ(Imm(32), dst)
+	SUBQ(Imm(8), n)
+	JNE(LabelRef(name + "Step"))
+	VZEROUPPER()
+	RET()
+}
+
+func decodes() {
+	decode("avx2DecodeF16", " reads n binary16 numbers", func(src Mem, dst reg.VecVirtual) { VCVTPH2PS(src, dst) })
+	decode("avx2DecodeBF16", " reads n bfloat16 numbers", func(src Mem, dst reg.VecVirtual) {
+		VPMOVZXWD(src, dst)
+		VPSLLD(Imm(16), dst, dst)
+	})
+}
