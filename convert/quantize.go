@@ -247,6 +247,9 @@ func checkOutput(path string, m *checkpoint.Model) error {
 	if info.IsDir() {
 		return fmt.Errorf("output %s is a folder; name a file in it", path)
 	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("output %s is no regular file and would be replaced; choose another name", path)
+	}
 	for _, source := range m.Paths() {
 		other, err := os.Stat(source)
 		if err == nil && os.SameFile(info, other) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"qtool/convert"
 	"qtool/convert/quant"
@@ -179,7 +180,9 @@ func TestOutputIsNeverTheSource(t *testing.T) {
 		require.ErrorContains(t, err, "same file as the source", out)
 		require.Equal(t, before, content(t, weights))
 	}
-	for _, out := range []string{dir, filepath.Join(dir, "absent", "x.qpk"), filepath.Join(weights, "x.qpk")} {
+	pipe := filepath.Join(dir, "pipe.qpk")
+	require.NoError(t, unix.Mkfifo(pipe, 0o600))
+	for _, out := range []string{dir, pipe, filepath.Join(dir, "absent", "x.qpk"), filepath.Join(weights, "x.qpk")} {
 		_, err := convert.Quantize(t.Context(), m, plan(t, m, convert.DefaultRecipe("w8")), convert.Options{Output: out, Threads: 1})
 		require.ErrorContains(t, err, "output", out)
 	}

@@ -69,8 +69,8 @@ func (o *runOptions) text() (string, error) {
 
 func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 	s := o.sampling
-	if s.Temperature < 0 || !(s.TopP > 0 && s.TopP <= 1) || o.max < 1 || o.context < 0 || o.threads < 0 {
-		return usagef("expected --temperature ≥ 0, 0 < --top-p ≤ 1, --tokens ≥ 1, --context and --threads ≥ 0")
+	if !(s.Temperature >= 0 && s.Temperature <= 1e6) || !(s.TopP > 0 && s.TopP <= 1) || o.max < 1 || o.context < 0 || o.threads < 0 {
+		return usagef("expected 0 ≤ --temperature ≤ 1,000,000, 0 < --top-p ≤ 1, --tokens ≥ 1, --context and --threads ≥ 0")
 	}
 	text, err := o.text()
 	if err != nil {
