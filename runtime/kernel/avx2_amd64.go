@@ -24,7 +24,7 @@ func machineSets() []*Set {
 		return []*Set{&avx2}
 	}
 	avx512 := avx2
-	avx512.Name, avx512.panel4, avx512.panel8 = "avx512", panel4AVX512, panel8AVX512
+	avx512.Name, avx512.panel4, avx512.panel8, avx512.dense = "avx512", panel4AVX512, panel8AVX512, denseAVX512
 	return []*Set{&avx2, &avx512}
 }
 

@@ -48,3 +48,24 @@ func panelsAVX512(p panelArgs, odd func(panelArgs), one, four panelLoop, factor,
 		odd(p)
 	}
 }
+
+// denseAVX512 tiles rows by four and tokens by five; rows that are no multiple of sixteen, and those beyond a
+// multiple of four, are left to narrower vectors, however many tokens there are.
+func denseAVX512(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int) {
+	tiled := rows &^ 3
+	if cols%16 != 0 || cols == 0 {
+		tiled = 0
+	}
+	for r := 0; r < tiled; r += 4 {
+		t := 0
+		for ; t+5 <= tokens; t += 5 {
+			avx512Dense4x5(&out[t*stride+r], 4*stride, &w[r*cols], &x[t*cols], cols)
+		}
+		for ; t < tokens; t++ {
+			avx512Dense4x1(&out[t*stride+r], 4*stride, &w[r*cols], &x[t*cols], cols)
+		}
+	}
+	if tiled < rows {
+		denseAVX2(out[tiled:], stride, w[tiled*cols:], rows-tiled, cols, x, tokens)
+	}
+}

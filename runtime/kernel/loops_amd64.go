@@ -69,6 +69,16 @@ func avx2Dense4x3(out *float32, outStride int, w *float32, x *float32, cols int)
 //go:noescape
 func avx2Dense4x1(out *float32, outStride int, w *float32, x *float32, cols int)
 
+// avx512Dense4x5 multiplies 4 rows of cols float32 with 5 tokens of as many; outStride is in bytes. cols is a multiple of 16.
+//
+//go:noescape
+func avx512Dense4x5(out *float32, outStride int, w *float32, x *float32, cols int)
+
+// avx512Dense4x1 multiplies 4 rows of cols float32 with 1 tokens of as many; outStride is in bytes. cols is a multiple of 16.
+//
+//go:noescape
+func avx512Dense4x1(out *float32, outStride int, w *float32, x *float32, cols int)
+
 // avx2Dot is the inner product of n elements, a multiple of 8 that is not 0.
 //
 //go:noescape

@@ -144,3 +144,68 @@ func addresses(base, stride reg.Register, tokens int) func(t, disp int) Mem {
 	third := beyond(base, stride, tokens)
 	return func(t, disp int) Mem { return token(base, stride, third, t, disp) }
 }
+
+// dense512 is dense with vectors of sixteen. cols is a multiple of 16.
+func dense512(rows, tokens int) {
+	name := fmt.Sprintf("avx512Dense%dx%d", rows, tokens)
+	function(name, "func(out *float32, outStride int, w *float32, x *float32, cols int)",
+		fmt.Sprintf("%s multiplies %d rows of cols float32 with %d tokens of as many; outStride is in bytes. cols is a multiple of 16.", name, rows, tokens))
+	w, x := Load(Param("w"), GP64()), Load(Param("x"), GP64())
+	n := Load(Param("cols"), GP64())
+	stride := GP64()
+	MOVQ(n, stride)
+	SHLQ(Imm(2), stride)
+	SHRQ(Imm(4), n)
+	acc := wide(rows * tokens)
+	for _, a := range acc {
+		VPXORD(a, a, a)
+	}
+	thirdRow, thirdToken := GP64(), GP64()
+	LEAQ(Mem{Base: w, Index: stride, Scale: 2}, thirdRow)
+	LEAQ(Mem{Base: x, Index: stride, Scale: 2}, thirdToken)
+	far := func(base reg.Register, third reg.GPVirtual, i int) Mem {
+		if i < 3 {
+			return token(base, stride, third, i, 0)
+		}
+		return Mem{Base: third, Index: stride, Scale: uint8(i - 2)}
+	}
+	label := fmt.Sprintf("wide%dx%d", rows, tokens)
+	Label(label)
+	v, row := ZMM(), wide(rows)
+	for r := range rows {
+		VMOVUPS(far(w, thirdRow, r), row[r])
+	}
+	for t := range tokens {
+		VMOVUPS(far(x, thirdToken, t), v)
+		for r := range rows {
+			VFMADD231PS(row[r], v, acc[r*tokens+t])
+		}
+	}
+	for _, p := range []reg.Register{w, x, thirdRow, thirdToken} {
+		ADDQ(Imm(64), p)
+	}
+	DECQ(n)
+	JNE(LabelRef(label))
+	out, outStride := Load(Param("out"), GP64()), Load(Param("outStride"), GP64())
+	f := ZMM()
+	for t := range tokens {
+		for r := range rows {
+			// Halves, quarters, pairs and neighbours are added in turn.
+			a := acc[r*tokens+t]
+			VSHUFF64X2(Imm(0x4e), a, a, f)
+			VADDPS(f, a, a)
+			VSHUFF64X2(Imm(0xb1), a, a, f)
+			VADDPS(f, a, a)
+			VPERMILPS(Imm(0x4e), a, f)
+			VADDPS(f, a, a)
+			VPERMILPS(Imm(0xb1), a, f)
+			VADDPS(f, a, a)
+			VMOVSS(a.AsX(), Mem{Base: out, Disp: 4 * r})
+		}
+		if t+1 < tokens {
+			ADDQ(outStride, out)
+		}
+	}
+	VZEROUPPER()
+	RET()
+}

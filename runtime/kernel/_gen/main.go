@@ -31,6 +31,8 @@ func main() {
 	}
 	dense(4, 3)
 	dense(4, 1)
+	dense512(4, 5)
+	dense512(4, 1)
 	dot()
 	axpy()
 	exponential()
