@@ -152,7 +152,7 @@ func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
 		}
 		choice, reason := r.choose(m.Config(), t)
 		for i, o := range r.Overrides {
-			if o.matches(t.Name) && !(o.wild() && o.packs() && len(t.Shape) != 2) {
+			if o.matches(t.Name) && (len(t.Shape) == 2 || !o.wild() || !o.packs()) {
 				choice, reason, used[i] = o.Choice, "override "+o.Pattern, true
 			}
 		}

@@ -1,6 +1,7 @@
 package arch
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -107,8 +108,7 @@ func (o *object) integer(key string, least, limit, absent, null int) int {
 // reason strips file and offset from an error of the JSON reader, which the caller gives itself.
 func reason(err error) string {
 	var f *formats.FileError
-	if e, ok := err.(*formats.FileError); ok {
-		f = e
+	if errors.As(err, &f) {
 		return f.Reason
 	}
 	return err.Error()

@@ -9,6 +9,7 @@ import (
 // by the rope_type of Hugging Face's config.json.
 type RopeKind string
 
+// Kinds of rotary embedding.
 const (
 	RopeDefault  RopeKind = "default"
 	RopeLinear   RopeKind = "linear"

@@ -8,6 +8,7 @@ import (
 // Role says what a tensor does, which decides how it may be compressed.
 type Role int
 
+// Roles of tensors.
 const (
 	Embedding Role = iota // token embedding [vocab, hidden]
 	Head                  // output projection [vocab, hidden]

@@ -71,11 +71,10 @@ func SyncDir(path string) error {
 	if err != nil {
 		return err
 	}
-	defer d.Close()
 	// Some file systems have nothing to sync here and say so with an error; the rename itself
 	// has happened.
 	_ = d.Sync()
-	return nil
+	return d.Close()
 }
 
 // Write makes data the content of path.

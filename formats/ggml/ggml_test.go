@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -107,7 +108,7 @@ func TestQuantizeRefusesWhatItCannotHold(t *testing.T) {
 			require.ErrorIs(t, err, c.want)
 			var ve *ggml.ValueError
 			require.ErrorAs(t, err, &ve)
-			if c.want == ggml.ErrNotFinite || c.typ.BlockSize() == 1 {
+			if errors.Is(c.want, ggml.ErrNotFinite) || c.typ.BlockSize() == 1 {
 				require.Equal(t, 40, ve.Index)
 			}
 		})

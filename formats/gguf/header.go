@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"math/bits"
 	"slices"
 	"strings"
@@ -276,7 +277,8 @@ func dataSize(t Tensor, file string) (int64, error) {
 
 // named adds file and tensor to an error of ggml.
 func named(err error, file, tensor string) error {
-	if e, ok := err.(*formats.FileError); ok {
+	var e *formats.FileError
+	if errors.As(err, &e) {
 		e.File, e.Field = file, tensor
 	}
 	return err

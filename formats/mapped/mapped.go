@@ -25,11 +25,11 @@ type File struct {
 type Advice int
 
 const (
-	// Sequential: from front to back, once.
+	// Sequential is from front to back, once.
 	Sequential Advice = unix.MADV_SEQUENTIAL
-	// WillNeed: soon; the kernel may read ahead.
+	// WillNeed is soon; the kernel may read ahead.
 	WillNeed Advice = unix.MADV_WILLNEED
-	// DontNeed: not again for now; its pages may leave the process. They are read from the file
+	// DontNeed is not again for now; pages may leave the process. They are read from the file
 	// again when touched.
 	DontNeed Advice = unix.MADV_DONTNEED
 )

@@ -230,7 +230,7 @@ func metadata(v strictjson.Value, file string) ([]Pair, error) {
 // tensor reads one entry. Its Offset is still relative to the data, of which there are size bytes.
 func tensor(m strictjson.Member, size int64, file string) (Tensor, error) {
 	t := Tensor{Name: m.Key}
-	fail := func(v strictjson.Value, format string, args ...any) error {
+	fail := func(v strictjson.Value, format string, args ...any) *formats.FileError {
 		return formats.Malformed(file, m.Key, format, args...).At(int64(v.Offset) + lengthBytes)
 	}
 	if err := checkName(m.Key); err != nil {
@@ -274,7 +274,7 @@ func tensor(m strictjson.Member, size int64, file string) (Tensor, error) {
 	case at[0] < 0 || at[1] < at[0]:
 		return t, fail(offsets, "data_offsets %v: expected a begin and an end not before it", at)
 	case int64(at[1]) > size:
-		return t, fail(offsets, "data_offsets %v end past the end of the data (%d bytes)", at, size).(*formats.FileError).
+		return t, fail(offsets, "data_offsets %v end past the end of the data (%d bytes)", at, size).
 			WithHint("the file is truncated; download it again")
 	}
 	bits := n * width

@@ -285,10 +285,7 @@ func (d *Definition) SetGGUF(m *gguf.Metadata) error {
 	pre := "default"
 	switch d.Model {
 	case SentencePiece:
-		scores, err := d.scores()
-		if err != nil {
-			return err
-		}
+		scores := d.scores()
 		m.Set(keyModel, gguf.String("llama"))
 		m.Set(keyPre, gguf.String(pre))
 		m.Set(keyTokens, gguf.Strings(texts))
@@ -383,13 +380,13 @@ func (d *Definition) prependsSpace() bool {
 
 // scores gives the scores of a SentencePiece vocabulary; for one of merges such that the highest score is
 // the merge of the lowest rank.
-func (d *Definition) scores() ([]float32, error) {
+func (d *Definition) scores() []float32 {
 	scores := make([]float32, len(d.Tokens))
 	if len(d.Merges) == 0 {
 		for i, t := range d.Tokens {
 			scores[i] = t.Score
 		}
-		return scores, nil
+		return scores
 	}
 	for i := range scores {
 		scores[i] = -1e6
@@ -402,5 +399,5 @@ func (d *Definition) scores() ([]float32, error) {
 			scores[i] = 0
 		}
 	}
-	return scores, nil
+	return scores
 }
