@@ -49,6 +49,9 @@ func (x *export) directory(ctx context.Context) (err error) {
 		return err
 	}
 	for _, f := range files {
+		if f.Name == checkpoint.Annotations {
+			continue // in the metadata of the weights again
+		}
 		if strings.ContainsAny(f.Name, "/\\\x00") || !filepath.IsLocal(f.Name) {
 			return formats.Malformed(x.model.Path(), f.Name, "is not the plain name of a file")
 		}
@@ -129,7 +132,12 @@ func (x *export) shard(ctx context.Context, path string, items []item, types []f
 		tensors[i] = safetensors.Tensor{Name: it.tensor.Name, DType: types[i], Shape: it.tensor.Shape}
 	}
 	// The transformers library refuses files that do not say what wrote them.
-	l, err := safetensors.Plan(tensors, safetensors.LayoutOptions{Metadata: []safetensors.Pair{{Key: "format", Value: "pt"}}})
+	annotations, err := x.model.Annotations()
+	if err != nil {
+		return err
+	}
+	metadata := append([]safetensors.Pair{{Key: "format", Value: "pt"}}, annotations...)
+	l, err := safetensors.Plan(tensors, safetensors.LayoutOptions{Metadata: metadata})
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package convert_test
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"qtool/convert"
 	"qtool/formats/checkpoint"
 	"qtool/formats/gguf"
+	"qtool/formats/safetensors"
 	"qtool/runtime/llama"
 	"qtool/testdata"
 )
@@ -166,5 +168,39 @@ func TestGGUFKeysSurvive(t *testing.T) {
 			require.Equal(t, a.Data(x), b.Data(y), x.Name)
 		}
 		require.NoError(t, errors.Join(a.Close(), b.Close()))
+	}
+}
+
+// TestAnnotationsSurvive: what the metadata of safetensors files say of a model comes home from every container.
+func TestAnnotationsSurvive(t *testing.T) {
+	dir := t.TempDir()
+	source := filepath.Join(dir, "source")
+	require.NoError(t, os.CopyFS(source, os.DirFS(testdata.Path("arch", "llama"))))
+	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
+		require.NoError(t, os.WriteFile(filepath.Join(source, name), content(t, testdata.Path("arch", "tokenizer", name)), 0o600))
+	}
+	path := filepath.Join(source, "model.safetensors")
+	f, err := safetensors.Open(path)
+	require.NoError(t, err)
+	pairs := []safetensors.Pair{{Key: "format", Value: "pt"}, {Key: "licence", Value: "none \"at all\""}, {Key: "trained on", Value: "näthing"}}
+	l, err := safetensors.Plan(f.Tensors(), safetensors.LayoutOptions{Metadata: pairs})
+	require.NoError(t, err)
+	copied := filepath.Join(dir, "copy.safetensors")
+	require.NoError(t, safetensors.Write(copied, l, func(i int, w io.Writer) error {
+		x, _ := f.Tensor(l.Tensors[i].Name)
+		_, err := w.Write(f.Data(x))
+		return err
+	}))
+	require.NoError(t, f.Close())
+	require.NoError(t, os.Rename(copied, path))
+	for _, way := range []string{"a.qpk", "a.gguf", "folder"} {
+		there, home := filepath.Join(dir, way), filepath.Join(dir, way+"-home")
+		export(t, source, there, convert.ExportOptions{})
+		export(t, there, home, convert.ExportOptions{})
+		f, err := safetensors.Open(filepath.Join(home, "model.safetensors"))
+		require.NoError(t, err)
+		require.Equal(t, pairs, f.Metadata(), way)
+		require.NoFileExists(t, filepath.Join(home, checkpoint.Annotations))
+		require.NoError(t, f.Close())
 	}
 }

@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -29,6 +30,23 @@ func Files(m *checkpoint.Model) (files []packed.SideFile, warnings []string, err
 	}
 	has := func(name string) bool {
 		return slices.ContainsFunc(files, func(f packed.SideFile) bool { return f.Name == name })
+	}
+	if m.Container() == checkpoint.HuggingFace {
+		annotations, err := m.Annotations()
+		if err != nil {
+			return nil, nil, err
+		}
+		if len(annotations) > 0 && !has(checkpoint.Annotations) {
+			object := make(map[string]string, len(annotations))
+			for _, p := range annotations {
+				object[p.Key] = p.Value
+			}
+			data, err := json.MarshalIndent(object, "", "  ") // sorted by key
+			if err != nil {
+				return nil, nil, err
+			}
+			files = append(files, packed.SideFile{Name: checkpoint.Annotations, Data: append(data, '\n')})
+		}
 	}
 	if m.Container() == checkpoint.GGUF {
 		if !has(hfdir.ConfigName) {

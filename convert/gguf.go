@@ -171,22 +171,18 @@ func (x *export) addFiles(m *gguf.Metadata) error {
 	if x.model.Container() == checkpoint.GGUF {
 		return nil // they are among the keys already
 	}
-	names, err := x.model.Files()
+	files, warnings, err := Files(x.model)
 	if err != nil {
 		return err
 	}
-	for _, name := range names {
-		if name == checkpoint.GGUFMetadata {
-			continue
-		}
-		data, err := x.model.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		if utf8.Valid(data) {
-			m.Set(checkpoint.FileKey+name, gguf.String(string(data)))
-		} else {
-			m.Set(checkpoint.FileKey+name, gguf.Array(data))
+	x.result.Warnings = append(x.result.Warnings, warnings...)
+	for _, f := range files {
+		switch {
+		case f.Name == checkpoint.GGUFMetadata:
+		case utf8.Valid(f.Data):
+			m.Set(checkpoint.FileKey+f.Name, gguf.String(string(f.Data)))
+		default:
+			m.Set(checkpoint.FileKey+f.Name, gguf.Array(f.Data))
 		}
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"qtool/formats"
@@ -18,6 +19,7 @@ import (
 	"qtool/formats/mapped"
 	"qtool/formats/packed"
 	"qtool/formats/safetensors"
+	"qtool/formats/strictjson"
 	"qtool/formats/vocab"
 )
 
@@ -34,6 +36,10 @@ const (
 // GGUFMetadata is the name of the file in which a model that was once a GGUF file carries that
 // file's metadata, with the type of every value.
 const GGUFMetadata = "gguf_metadata.json"
+
+// Annotations is the name of the file in which a model outside of safetensors carries what the metadata of its
+// safetensors files said: a JSON object of strings.
+const Annotations = "safetensors_metadata.json"
 
 // Model is an open model. Tensors refer to its maps: they are valid until Close.
 type Model struct {
@@ -183,6 +189,42 @@ func (m *Model) Metadata() (*gguf.Metadata, error) {
 		return nil, err
 	}
 	return gguf.ParseTyped(data, m.path+": "+GGUFMetadata)
+}
+
+// Annotations gives what the metadata of the model's safetensors files say of it, sorted by key: not the
+// format, which every file has, nor which tensors shared their storage when they were saved.
+func (m *Model) Annotations() ([]safetensors.Pair, error) {
+	var pairs []safetensors.Pair
+	if d, ok := m.source.(*dirSource); ok {
+		for _, p := range d.dir.Metadata() {
+			_, key := d.dir.Tensor(p.Key)
+			_, value := d.dir.Tensor(p.Value)
+			if p.Key != "format" && !key && !value {
+				pairs = append(pairs, p)
+			}
+		}
+	} else {
+		data, err := m.ReadFile(Annotations)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		root, err := strictjson.Parse(data, strictjson.Options{File: m.path + ": " + Annotations})
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range root.Members {
+			s, err := e.Value.Str()
+			if err != nil {
+				return nil, formats.Malformed(m.path+": "+Annotations, e.Key, "%v", err)
+			}
+			pairs = append(pairs, safetensors.Pair{Key: e.Key, Value: s})
+		}
+	}
+	slices.SortFunc(pairs, func(a, b safetensors.Pair) int { return strings.Compare(a.Key, b.Key) })
+	return pairs, nil
 }
 
 // Paths lists the files that hold the weights.
