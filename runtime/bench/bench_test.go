@@ -1,0 +1,44 @@
+package bench_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"qtool/runtime/bench"
+	"qtool/testdata"
+)
+
+func TestMeasure(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures the memory's bandwidth, half a gigabyte at a time")
+	}
+	var said []string
+	r, err := bench.Measure(t.Context(), bench.Options{
+		Model: testdata.Path("grammar-lm"), Threads: []int{1, 2}, Prefill: 40, Decode: 5, Depth: 7, Repeat: 2,
+		Progress: func(what string) { said = append(said, what) },
+	})
+	require.NoError(t, err)
+	require.Len(t, r.Runs, 4)
+	require.Equal(t, []string{"bandwidth, 1 threads", "prefill, 1 threads", "decode, 1 threads"}, said[:3])
+	for i, run := range r.Runs {
+		require.Equal(t, []string{"prefill", "decode"}[i%2], run.Kind)
+		require.Equal(t, 1+i/2, run.Threads)
+		require.Positive(t, run.PerSec)
+		require.GreaterOrEqual(t, run.StdDev, 0.0)
+		if run.Kind == "decode" {
+			require.Equal(t, 7, run.Context)
+			require.Positive(t, run.BusShare)
+		}
+	}
+	require.Positive(t, r.Bandwidth["1"])
+	require.Equal(t, int64(825408), r.SizeBytes)
+
+	stopped, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = bench.Measure(stopped, bench.Options{Model: testdata.Path("grammar-lm"), Prefill: 4, Repeat: 1})
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = bench.Measure(t.Context(), bench.Options{Model: "absent"})
+	require.Error(t, err)
+}
