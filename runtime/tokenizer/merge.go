@@ -3,20 +3,22 @@ package tokenizer
 import (
 	"strings"
 	"unicode/utf8"
+
+	"qtool/formats/vocab"
 )
 
 // symbol is a part of a piece while it is being merged: a token, or text that is none.
 type symbol struct {
 	id         int32 // -1 for none
-	begin, end int   // in the piece; equal once merged into another
-	prev, next int   // neighbours, -1 for none
+	begin, end int32 // in the piece; equal once merged into another
+	prev, next int32 // neighbours, -1 for none
 }
 
 // candidate is a pair of neighbours that could be merged.
 type candidate struct {
-	priority    float64 // the least is merged first, of equals the leftmost
-	left, right int
-	size        int // bytes of both together when it was found
+	priority    float32 // the least is merged first, of equals the leftmost; a rank is below 2^24, and so exact
+	left, right int32
+	size        int32 // bytes of both together when it was found
 	into        int32
 }
 
@@ -27,9 +29,9 @@ type merger struct {
 }
 
 // run merges until no pair is left. pair gives what two neighbours make, and its priority.
-func (m *merger) run(pair func(l, r *symbol) (into int32, priority float64, ok bool)) {
+func (m *merger) run(pair func(l, r *symbol) (into int32, priority float32, ok bool)) {
 	m.heap = m.heap[:0]
-	consider := func(left int) {
+	consider := func(left int32) {
 		if left < 0 {
 			return
 		}
@@ -43,7 +45,7 @@ func (m *merger) run(pair func(l, r *symbol) (into int32, priority float64, ok b
 		}
 	}
 	for i := range m.symbols {
-		consider(i)
+		consider(int32(i))
 	}
 	for len(m.heap) > 0 {
 		c := m.pop()
@@ -102,17 +104,40 @@ func (m *merger) pop() candidate {
 
 // add appends a symbol.
 func (m *merger) add(id int32, begin, end int) {
-	n := len(m.symbols)
+	n := int32(len(m.symbols))
 	if n > 0 {
 		m.symbols[n-1].next = n
 	}
-	m.symbols = append(m.symbols, symbol{id: id, begin: begin, end: end, prev: n - 1, next: -1})
+	m.symbols = append(m.symbols, symbol{id: id, begin: int32(begin), end: int32(end), prev: n - 1, next: -1})
 }
 
+// pair is the key of two neighbouring tokens, none of them -1.
+func pair(left, right int32) uint64 { return uint64(uint32(left))<<32 | uint64(uint32(right)) }
+
 // ranked gives what a pair of tokens makes by the list of merges.
-func (t *Tokenizer) ranked(l, r *symbol) (int32, float64, bool) {
-	m, ok := t.pairs[[2]int32{l.id, r.id}]
-	return m.into, float64(m.rank), ok
+func (t *Tokenizer) ranked(l, r *symbol) (int32, float32, bool) {
+	m, ok := t.pairs[pair(l.id, r.id)]
+	return m.into, float32(m.rank), ok
+}
+
+// joinsWords reports whether a vocabulary has a token that goes on after a word's end: only then can what
+// stands in one word change how another is cut.
+func joinsWords(tokens []vocab.Token) bool {
+	for _, t := range tokens {
+		if strings.Contains(strings.TrimLeft(t.Text, space), space) {
+			return true
+		}
+	}
+	return false
+}
+
+// word gives the end of the first word of a text: where spaces follow something else.
+func word(text string) int {
+	begin := len(text) - len(strings.TrimLeft(text, space))
+	if n := strings.Index(text[begin:], space); n >= 0 {
+		return begin + n
+	}
+	return len(text)
 }
 
 // sentencePiece merges characters: by the list of merges, or else by the scores of what they make.
@@ -137,16 +162,16 @@ func (e *encoder) sentencePiece(text string) {
 	if t.pairs != nil {
 		m.run(t.ranked)
 	} else {
-		m.run(func(l, r *symbol) (int32, float64, bool) {
+		m.run(func(l, r *symbol) (int32, float32, bool) {
 			id, ok := t.ids[text[l.begin:r.end]]
 			if !ok {
 				return 0, 0, false
 			}
-			return id, -float64(t.d.Tokens[id].Score), true
+			return id, -t.d.Tokens[id].Score, true
 		})
 	}
 	unknown := false // the last was
-	for i := 0; i >= 0 && i < len(m.symbols); i = m.symbols[i].next {
+	for i := int32(0); i >= 0 && int(i) < len(m.symbols); i = m.symbols[i].next {
 		s := &m.symbols[i]
 		switch {
 		case s.id >= 0:
@@ -190,7 +215,7 @@ func (e *encoder) byteLevel(text string) {
 		m.add(t.bytes[text[i]], i, i+1)
 	}
 	m.run(t.ranked)
-	for i := 0; i >= 0 && i < len(m.symbols); i = m.symbols[i].next {
+	for i := int32(0); i >= 0 && int(i) < len(m.symbols); i = m.symbols[i].next {
 		if id := m.symbols[i].id; id >= 0 {
 			e.out = append(e.out, id)
 		} else {

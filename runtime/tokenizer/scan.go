@@ -32,12 +32,6 @@ var scanners = map[vocab.Pattern]scanner{
 		return r >= '!' && r <= '/' || r >= ':' && r <= '~' || // letters too: so the expression says
 			r >= 0xff01 && r <= 0xff0f || r >= 0xff1a && r <= 0xff5e || r >= 0x2018 && r <= 0x201f || r >= 0x3000 && r <= 0x3002
 	}),
-	vocab.PatternTrailing: func(s string, at int) int {
-		if end := run(s, at, unicode.IsSpace); end == len(s) {
-			return end
-		}
-		return at
-	},
 }
 
 // run gives the end of a run of characters.

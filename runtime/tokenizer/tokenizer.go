@@ -33,7 +33,8 @@ type Tokenizer struct {
 	longest int // bytes of a token's text
 
 	bytes [256]int32 // token of each byte, -1 for none
-	pairs map[[2]int32]ranked
+	pairs map[uint64]ranked
+	words bool // of SentencePiece: a text may be encoded word by word
 
 	raw, normalized []added // to be found before and after normalization
 }
@@ -73,16 +74,20 @@ func New(d *vocab.Definition) (*Tokenizer, error) {
 		}
 	}
 	if len(d.Merges) > 0 {
-		t.pairs = make(map[[2]int32]ranked, len(d.Merges))
+		t.pairs = make(map[uint64]ranked, len(d.Merges))
 		for i, m := range d.Merges {
-			key := [2]int32{m.Left, m.Right}
+			key := pair(m.Left, m.Right)
 			if _, ok := t.pairs[key]; !ok {
 				t.pairs[key] = ranked{int32(i), m.Into}
 			}
 		}
 	}
+	if d.Model == vocab.SentencePiece && !d.IgnoreMerges {
+		_, known := t.ids[space] // else it would belong to a run of unknown characters
+		t.words = known && !joinsWords(d.Tokens)
+	}
 	for _, s := range d.Splits {
-		if s.Op == vocab.SplitPattern && scanners[s.Pattern] == nil {
+		if s.Op == vocab.SplitPattern && s.Pattern != vocab.PatternTrailing && scanners[s.Pattern] == nil {
 			return nil, fmt.Errorf("text pattern %q has no scanner", s.Pattern)
 		}
 	}
@@ -237,6 +242,15 @@ func (e *encoder) split(text string, steps []vocab.Split, f func(string)) {
 	next := func(part string) { e.split(part, steps[1:], f) }
 	switch s.Op {
 	case vocab.SplitPattern:
+		if s.Pattern == vocab.PatternTrailing { // at once: scanned for, each space of a run would look at the others
+			end := len(strings.TrimRightFunc(text, unicode.IsSpace))
+			for _, part := range []string{text[:end], text[end:]} {
+				if part != "" {
+					next(part)
+				}
+			}
+			return
+		}
 		scan := scanners[s.Pattern]
 		from := 0
 		for at := 0; at < len(text); {
@@ -291,8 +305,32 @@ const (
 	cachedPieces = 1 << 16
 )
 
+// longestPiece bounds what is encoded at once, far above what memory allows for.
+const longestPiece = 1 << 30
+
 // piece encodes one piece by the model.
 func (e *encoder) piece(text string) {
+	for len(text) > longestPiece {
+		end := longestPiece
+		for !utf8.RuneStart(text[end]) {
+			end--
+		}
+		e.piece(text[:end])
+		text = text[end:]
+	}
+	if !e.t.words {
+		e.part(text)
+		return
+	}
+	for len(text) > 0 {
+		end := word(text)
+		e.part(text[:end])
+		text = text[end:]
+	}
+}
+
+// part encodes a piece, or a word of one, by itself.
+func (e *encoder) part(text string) {
 	known, ok := e.cache[text]
 	if ok {
 		e.out = append(e.out, known...)
