@@ -20,6 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 BASE = dict(vocab_size=67, hidden_size=48, intermediate_size=44, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
             max_position_embeddings=128, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+SMALL = dict(hidden_size=24, intermediate_size=28, num_attention_heads=3, num_key_value_heads=1)
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
 
 # name: (model_type, changes to BASE, options)
@@ -43,6 +44,12 @@ CASES = {
     "gemma2": ("gemma2", dict(head_dim=10, sliding_window=8, query_pre_attn_scalar=12), {}),
     "gemma3": ("gemma3_text", dict(head_dim=10, sliding_window=8, query_pre_attn_scalar=12, num_hidden_layers=3,
                                    layer_types=["sliding_attention", "sliding_attention", "full_attention"]), {"gemma3": True}),
+    # A case's seed is its place in this table: new ones go to the end.
+    "phi3-longrope-partial": ("phi3", dict(original_max_position_embeddings=16, **SMALL), {
+        "rope": dict(rope_type="longrope", short_factor=[1.0, 1.25], long_factor=[1.5, 5.0], partial_rotary_factor=0.5), "phi": True, "new": True}),
+    "qwen3-yarn": ("qwen3", dict(head_dim=12, **SMALL), {"rope": YARN, "new": True}),
+    "gemma3-rope-parameters": ("gemma3_text", dict(head_dim=6, sliding_window=8, query_pre_attn_scalar=12, num_hidden_layers=3, **SMALL,
+                                                   layer_types=["sliding_attention", "full_attention", "sliding_attention"]), {"gemma3": True, "new": True}),
 }
 
 
