@@ -2,6 +2,7 @@ package vocab
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"strings"
 
@@ -23,10 +24,15 @@ const (
 	keySeparator   = "tokenizer.ggml.seperator_token_id" // spelled so
 	keyPadding     = "tokenizer.ggml.padding_token_id"
 	keyCLS         = "tokenizer.ggml.cls_token_id"
+	keyEOT         = "tokenizer.ggml.eot_token_id"
+	keyEOM         = "tokenizer.ggml.eom_token_id"
 	keyAddBOS      = "tokenizer.ggml.add_bos_token"
 	keyAddEOS      = "tokenizer.ggml.add_eos_token"
+	keyAddSEP      = "tokenizer.ggml.add_sep_token"
 	keySpacePrefix = "tokenizer.ggml.add_space_prefix"
-	keySqueeze     = "tokenizer.ggml.remove_extra_whitespaces"
+	keyLowercase   = "tokenizer.ggml.normalizer.lowercase"
+	keyAccents     = "tokenizer.ggml.normalizer.strip_accents"
+	keyName        = "general.name"
 )
 
 // FromGGUF reads the tokenizer of a GGUF file as llama.cpp does. Errors match formats.ErrMalformed or
@@ -49,34 +55,35 @@ func FromGGUF(m *gguf.Metadata) (*Definition, error) {
 		return nil, formats.Unsupported("", keyModel, "tokenizer model %q is not supported", name).WithHint("llama, gpt2 and bert are")
 	}
 	r.tokens(d)
-	d.Unknown, d.BOS, d.EOS, d.PAD = r.id(keyUnknown, d), r.id(keyBOS, d), r.id(keyEOS, d), r.id(keyPadding, d)
+	// Where keys are absent, llama.cpp takes the ids of the first models of each kind.
+	absent := map[Model][3]int32{SentencePiece: {0, 1, 2}, ByteLevel: {-1, -1, -1}, WordPiece: {100, 101, 102}}[d.Model]
+	d.Unknown, d.BOS, d.EOS = r.id(keyUnknown, d, absent[0]), r.id(keyBOS, d, absent[1]), r.id(keyEOS, d, absent[2])
+	d.PAD = r.id(keyPadding, d, -1)
+	for _, key := range []string{keyEOT, keyEOM} {
+		if id := r.id(key, d, -1); id >= 0 {
+			d.Ends = append(d.Ends, id)
+		}
+	}
 	if r.err != nil {
 		return nil, r.err
 	}
-	addBOS, addEOS := false, false
+	addBOS, keySuffix, addSuffix := true, keyAddEOS, false
 	switch d.Model {
 	case SentencePiece:
-		addBOS = true
 		d.ByteFallback, d.FuseUnknown, d.StripSpace = true, true, r.flag(keySpacePrefix, true)
 		d.Normalizers = sentencePieceNormalizers(d.StripSpace)
-		if r.flag(keySqueeze, false) {
-			d.Normalizers = append([]Normalizer{{Op: Squeeze}}, d.Normalizers...)
-		}
-		if d.Unknown < 0 && len(d.Tokens) > 0 {
-			d.Unknown = 0
-		}
 		r.special(d)
 	case ByteLevel:
 		addBOS = r.byteLevel(d)
 		r.special(d)
 	case WordPiece:
-		addBOS, addEOS = true, true
+		keySuffix, addSuffix = keyAddSEP, true
 		r.wordPiece(d)
 	}
 	if r.flag(keyAddBOS, addBOS) && d.BOS >= 0 {
 		d.Prefix = []int32{d.BOS}
 	}
-	if r.flag(keyAddEOS, addEOS) && d.EOS >= 0 {
+	if r.flag(keySuffix, addSuffix) && d.EOS >= 0 {
 		d.Suffix = []int32{d.EOS}
 	}
 	return d, r.err
@@ -118,14 +125,17 @@ func (r *ggufReader) flag(key string, absent bool) bool {
 	return optional(r, v, err, absent)
 }
 
-// id reads a token id; one outside the vocabulary stands for none, as files use it.
-func (r *ggufReader) id(key string, d *Definition) int32 {
+// id reads a token id; one outside the vocabulary counts as absent, as files use it.
+func (r *ggufReader) id(key string, d *Definition, absent int32) int32 {
 	n, err := r.m.Int(key)
 	n = optional(r, n, err, -1)
-	if n < 0 || n >= int64(len(d.Tokens)) {
-		return -1
+	switch size := int64(len(d.Tokens)); {
+	case n >= 0 && n < size:
+		return int32(n)
+	case int64(absent) < size:
+		return absent
 	}
-	return int32(n)
+	return -1
 }
 
 func (r *ggufReader) tokens(d *Definition) {
@@ -142,12 +152,20 @@ func (r *ggufReader) tokens(d *Definition) {
 	for i, s := range texts {
 		d.Tokens[i] = Token{Text: s, Kind: Normal}
 	}
+	if s, ok := d.repeated(); ok {
+		r.fail(keyTokens, "token %q is there twice", s)
+		return
+	}
 	if scores, err := r.m.Float32s(keyScores); err == nil {
 		if len(scores) != len(texts) {
 			r.fail(keyScores, "%d scores of %d tokens", len(scores), len(texts))
 			return
 		}
 		for i, s := range scores {
+			if math.IsNaN(float64(s)) {
+				r.fail(keyScores, "the score of token %d is no number", i)
+				return
+			}
 			d.Tokens[i].Score = s
 		}
 	} else if d.Model == SentencePiece {
@@ -167,11 +185,22 @@ func (r *ggufReader) tokens(d *Definition) {
 			k = int64(Normal) // llama.cpp reads them so
 		}
 		d.Tokens[i].Kind = Kind(k)
+		if slices.Contains(endings, texts[i]) {
+			d.Tokens[i].Kind = Control // whatever the file says, as in llama.cpp
+		}
 	}
 }
 
 // special lists the tokens that are found in the text before anything else.
 func (r *ggufReader) special(d *Definition) {
+	// GGUF does not tell which tokens take the white space after them. Phi-3's do, and llama.cpp knows them by the
+	// model's name, but for those that are Llama's.
+	strip := false
+	if r.m != nil {
+		name, _ := r.m.Str(keyName)
+		name = strings.ToLower(name)
+		strip = strings.Contains(name, "phi-3") || strings.Contains(name, "phi3")
+	}
 	for i, t := range d.Tokens {
 		switch {
 		case t.Text == "":
@@ -180,6 +209,9 @@ func (r *ggufReader) special(d *Definition) {
 		case t.Kind == UserDefined:
 			d.Added = append(d.Added, Added{ID: int32(i), Text: t.Text})
 		}
+	}
+	for i, a := range d.Added {
+		d.Added[i].RStrip = strip && a.Text != "<unk>" && a.Text != "<s>" && a.Text != "<|endoftext|>"
 	}
 }
 
@@ -239,15 +271,12 @@ func (r *ggufReader) wordPiece(d *Definition) {
 			t.Text = d.Continuing + t.Text
 		}
 	}
-	d.Normalizers = bertNormalizers(true, true, true, true)
+	lowercase := r.flag(keyLowercase, true)
+	d.Normalizers = bertNormalizers(true, true, r.flag(keyAccents, lowercase), lowercase)
 	d.Splits = []Split{{Op: SplitBertWord}}
 	d.CleanUpSpaces = true
-	if id := r.id(keyCLS, d); id >= 0 {
-		d.BOS = id
-	}
-	if id := r.id(keySeparator, d); id >= 0 {
-		d.EOS = id
-	}
+	d.BOS = r.id(keyCLS, d, d.BOS)
+	d.EOS = r.id(keySeparator, d, d.EOS)
 	if d.Unknown < 0 {
 		d.Unknown = d.find("[UNK]")
 	}
@@ -307,7 +336,21 @@ func (d *Definition) SetGGUF(m *gguf.Metadata) error {
 		m.Set(keyTypes, gguf.Array(kinds))
 		m.Set(keyMerges, gguf.Strings(merges))
 	default:
-		return formats.Unsupported("", keyModel, "a %s tokenizer is not written to GGUF", d.Model)
+		if err := d.wordPieceTexts(texts); err != nil {
+			return err
+		}
+		lowercase, accents := d.has(Lowercase), d.has(Accents)
+		if !slices.Equal(d.Normalizers, bertNormalizers(true, true, accents, lowercase)) || !slices.Equal(d.Splits, []Split{{Op: SplitBertWord}}) {
+			return formats.Unsupported("", keyModel, "GGUF has no name for this model's way to clean and split a text")
+		}
+		m.Set(keyModel, gguf.String("bert"))
+		m.Set(keyPre, gguf.String(pre))
+		m.Set(keyTokens, gguf.Strings(texts))
+		m.Set(keyTypes, gguf.Array(kinds))
+		if !lowercase || !accents { // absent keys stand for both, also to programs older than the keys
+			m.Set(keyLowercase, gguf.Bool(lowercase))
+			m.Set(keyAccents, gguf.Bool(accents))
+		}
 	}
 	for _, s := range []struct {
 		key string
@@ -317,8 +360,52 @@ func (d *Definition) SetGGUF(m *gguf.Metadata) error {
 			m.Set(s.key, gguf.Uint32(uint32(s.id)))
 		}
 	}
+	keySuffix := keyAddEOS
+	if d.Model == WordPiece {
+		keySuffix = keyAddSEP
+		if d.BOS >= 0 {
+			m.Set(keyCLS, gguf.Uint32(uint32(d.BOS)))
+		}
+		if d.EOS >= 0 {
+			m.Set(keySeparator, gguf.Uint32(uint32(d.EOS)))
+		}
+	}
+	for i, key := range []string{keyEOT, keyEOM} {
+		if i < len(d.Ends) {
+			m.Set(key, gguf.Uint32(uint32(d.Ends[i])))
+		}
+	}
 	m.Set(keyAddBOS, gguf.Bool(d.BOS >= 0 && slices.Equal(d.Prefix, []int32{d.BOS})))
-	m.Set(keyAddEOS, gguf.Bool(d.EOS >= 0 && slices.Equal(d.Suffix, []int32{d.EOS})))
+	m.Set(keySuffix, gguf.Bool(d.EOS >= 0 && slices.Equal(d.Suffix, []int32{d.EOS})))
+	return nil
+}
+
+// has reports whether a step is among those of normalization.
+func (d *Definition) has(op NormalizerOp) bool {
+	return slices.ContainsFunc(d.Normalizers, func(n Normalizer) bool { return n.Op == op })
+}
+
+// wordPieceTexts gives the tokens the form of GGUF, the inverse of what is done in reading.
+func (d *Definition) wordPieceTexts(texts []string) error {
+	if d.Continuing != "##" || d.MaxWord != 100 {
+		return formats.Unsupported("", keyModel, "GGUF has no form of a WordPiece tokenizer with prefix %q and words of %d characters", d.Continuing, d.MaxWord)
+	}
+	seen := make(map[string]bool, len(texts))
+	for i, t := range d.Tokens {
+		rest, continues := strings.CutPrefix(t.Text, d.Continuing)
+		switch {
+		case t.Kind != Normal, bracketed(t.Text):
+		case continues:
+			texts[i] = rest
+		default:
+			texts[i] = space + t.Text
+		}
+		begins := strings.HasPrefix(texts[i], space)
+		if seen[texts[i]] || t.Kind != Normal && begins || t.Kind == Normal && continues && (begins || bracketed(rest)) {
+			return formats.Unsupported("", t.Text, "GGUF has no form of this token")
+		}
+		seen[texts[i]] = true
+	}
 	return nil
 }
 
@@ -333,15 +420,23 @@ func composesOnly(steps []Normalizer) bool {
 // merged; a list of merges may leave some of these out, and rank the ways to make one token differently.
 func (d *Definition) ExactGGUF() bool {
 	for _, a := range d.Added {
-		if !a.Special && (a.SingleWord || a.LStrip || a.RStrip || a.Normalized && len(d.Normalizers) > 0) {
+		if !a.Special && (a.SingleWord || a.LStrip || a.RStrip || a.Within || a.Normalized && len(d.Normalizers) > 0) {
 			return false
 		}
 	}
-	if d.Model != SentencePiece {
-		return len(d.Normalizers) == 0
+	around := func(ids []int32, id int32) bool { return len(ids) == 0 || slices.Equal(ids, []int32{id}) }
+	if !around(d.Prefix, d.BOS) || !around(d.Suffix, d.EOS) {
+		return false
 	}
-	if !d.ByteFallback {
-		return false // GGUF always falls back to bytes
+	switch d.Model {
+	case ByteLevel:
+		return len(d.Normalizers) == 0
+	case WordPiece:
+		return true // what else there is, SetGGUF refuses
+	}
+	// GGUF always falls back to bytes, and does no more to a text than this.
+	if !d.ByteFallback || len(d.Splits) > 0 || !slices.Equal(d.Normalizers, sentencePieceNormalizers(d.prependsSpace())) {
+		return false
 	}
 	if len(d.Merges) == 0 {
 		return true

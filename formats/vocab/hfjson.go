@@ -524,49 +524,6 @@ func (r *reader) surround(v strictjson.Value, name string, ids *[]int32) error {
 	return nil
 }
 
-// configure takes from tokenizer_config.json which tokens begin and end a text.
-func (d *Definition) configure(data []byte, file string) error {
-	root, err := strictjson.Parse(data, strictjson.Options{File: file})
-	if err != nil {
-		return err
-	}
-	for _, s := range []struct {
-		key string
-		id  *int32
-	}{{"bos_token", &d.BOS}, {"cls_token", &d.BOS}, {"eos_token", &d.EOS}, {"sep_token", &d.EOS}, {"pad_token", &d.PAD}} {
-		v, _ := root.Get(s.key)
-		name, err := v.Str()
-		if err != nil {
-			content, ok := v.Get("content") // an object with flags, as older versions write it
-			if name, err = content.Str(); !ok || err != nil {
-				continue
-			}
-		}
-		if name == "" {
-			continue
-		}
-		if *s.id = d.find(name); *s.id < 0 {
-			return formats.Malformed(file, s.key, "token %q is not in the vocabulary", name).At(int64(v.Offset))
-		}
-	}
-	// The post-processor of tokenizer.json is what is run; the flag decides only for models that have
-	// none.
-	add, _ := root.Get("add_bos_token")
-	if want, err := add.BoolValue(); err == nil {
-		switch {
-		case !want && len(d.Prefix) > 0 && d.Prefix[0] == d.BOS:
-			d.Prefix = d.Prefix[1:]
-		case want && len(d.Prefix) == 0 && d.BOS >= 0:
-			d.Prefix = []int32{d.BOS}
-		}
-	}
-	add, _ = root.Get("add_eos_token")
-	if want, err := add.BoolValue(); err == nil && want && len(d.Suffix) == 0 && d.EOS >= 0 {
-		d.Suffix = []int32{d.EOS}
-	}
-	return nil
-}
-
 // String describes the tokenizer in a few words.
 func (d *Definition) String() string {
 	return fmt.Sprintf("%s, %d tokens", d.Model, len(d.Tokens))

@@ -32,6 +32,10 @@ func fromSentencePiece(data []byte, file string) (*Definition, error) {
 				switch field {
 				case 3:
 					model = v.number
+				case 24:
+					if v.number != 0 {
+						return formats.Unsupported(file, "treat_whitespace_as_suffix", "a tokenizer that puts spaces at the ends of words is not supported")
+					}
 				case 35:
 					d.ByteFallback = v.number != 0
 				case 40:
@@ -42,6 +46,13 @@ func fromSentencePiece(data []byte, file string) (*Definition, error) {
 					d.EOS = int32(v.number)
 				case 43:
 					d.PAD = int32(v.number)
+				}
+				return nil
+			})
+		case 5:
+			return p.inside(v, func(field int, v protoValue) error {
+				if field == 2 && len(v.bytes) > 0 {
+					return formats.Unsupported(file, "denormalizer_spec", "the tokenizer changes decoded text by a table, which is not supported")
 				}
 				return nil
 			})
@@ -83,12 +94,18 @@ func fromSentencePiece(data []byte, file string) (*Definition, error) {
 		}
 		*id = max(*id, -1)
 	}
-	d.StripSpace = prefix
+	if text, ok := d.repeated(); ok {
+		return nil, formats.Malformed(file, "", "token %q is there twice", text)
+	}
+	d.StripSpace = prefix || squeeze
 	d.Normalizers = sentencePieceNormalizers(prefix)
 	if squeeze {
 		d.Normalizers = append([]Normalizer{{Op: Squeeze}}, d.Normalizers...)
 	}
 	(&ggufReader{}).special(d)
+	for i := range d.Added { // what the user defined is part of the text, and what follows it no new one
+		d.Added[i].Within = !d.Added[i].Special
+	}
 	if d.BOS >= 0 {
 		d.Prefix = []int32{d.BOS} // what the models that use these files do; tokenizer_config.json may differ
 	}
@@ -175,8 +192,12 @@ func (p *proto) piece(v protoValue) (Token, error) {
 		}
 		return nil
 	})
-	if err == nil && (t.Kind < Normal || t.Kind > Byte) {
+	switch {
+	case err != nil:
+	case t.Kind < Normal || t.Kind > Byte:
 		err = p.fail("token %q has type %d", t.Text, t.Kind)
+	case math.IsNaN(float64(t.Score)):
+		err = p.fail("the score of token %q is no number", t.Text)
 	}
 	return t, err
 }

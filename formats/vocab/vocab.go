@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"qtool/formats"
 )
@@ -51,6 +52,7 @@ type Added struct {
 	Text       string
 	Special    bool // found only where special tokens are asked for
 	Normalized bool // looked for after normalization, itself normalized
+	Within     bool // looked for after normalization, as it is
 	SingleWord bool // only between characters that are no part of a word
 	LStrip     bool // takes the white space before it
 	RStrip     bool // takes the white space after it
@@ -121,6 +123,7 @@ type Definition struct {
 	CleanUpSpaces bool // decoding of WordPiece joins punctuation
 
 	BOS, EOS, PAD  int32   // -1 for none
+	Ends           []int32 // tokens that end a text besides EOS, where the file names them
 	Prefix, Suffix []int32 // put around a text by default
 }
 
@@ -132,13 +135,15 @@ func newDefinition(m Model) *Definition {
 	return &Definition{Model: m, Unknown: -1, BOS: -1, EOS: -1, PAD: -1}
 }
 
-// FromFiles reads the tokenizer of a model from its files: tokenizer.json, else tokenizer.model, with
-// what tokenizer_config.json says of special tokens. read gives the content of a file and an error
+// FromFiles reads the tokenizer of a model from its files: tokenizer.json, else tokenizer.model with the tokens
+// that added_tokens.json and tokenizer_config.json add to it. Which tokens are special is said by
+// tokenizer_config.json, and by special_tokens_map.json where that is silent. read gives the content of a file and an error
 // that matches fs.ErrNotExist where there is none; name is that of the folder, for messages. Errors
 // match formats.ErrMalformed or formats.ErrUnsupported.
 func FromFiles(read func(name string) ([]byte, error), name string) (*Definition, error) {
 	var d *Definition
 	data, err := read("tokenizer.json")
+	isJSON := err == nil
 	switch {
 	case err == nil:
 		d, err = fromJSON(data, name+"/tokenizer.json")
@@ -154,15 +159,9 @@ func FromFiles(read func(name string) ([]byte, error), name string) (*Definition
 	if err != nil {
 		return nil, err
 	}
-	config, err := read("tokenizer_config.json")
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
+	s := &sideFiles{read: read, name: name}
+	if err := s.apply(d, !isJSON); err != nil {
 		return nil, err
-	default:
-		if err := d.configure(config, name+"/tokenizer_config.json"); err != nil {
-			return nil, err
-		}
 	}
 	// What is put around a text says which tokens begin and end it, where no file names them.
 	if d.BOS < 0 && len(d.Prefix) > 0 {
@@ -195,8 +194,23 @@ func (d *Definition) index() map[string]int32 {
 	return ids
 }
 
+// repeated gives a text that two tokens have, and false where there is none.
+func (d *Definition) repeated() (string, bool) {
+	seen := make(map[string]bool, len(d.Tokens))
+	for _, t := range d.Tokens {
+		if seen[t.Text] && t.Text != "" {
+			return t.Text, true
+		}
+		seen[t.Text] = true
+	}
+	return "", false
+}
+
 // endings are the texts of control tokens that end a turn in models whose EOS ends the document.
-var endings = []string{"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "<|eom_id|>"}
+var endings = []string{
+	"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "<|eom_id|>",
+	"<｜end▁of▁sentence｜>", "<end_of_utterance>",
+}
 
 // EndTokens lists the tokens after which nothing more is generated.
 func (d *Definition) EndTokens() []int32 {
@@ -204,8 +218,13 @@ func (d *Definition) EndTokens() []int32 {
 	if d.EOS >= 0 {
 		out = append(out, d.EOS)
 	}
+	for _, id := range d.Ends {
+		if !slices.Contains(out, id) {
+			out = append(out, id)
+		}
+	}
 	for _, text := range endings {
-		if id := d.find(text); id >= 0 && id != d.EOS && d.Tokens[id].Kind == Control {
+		if id := d.find(text); id >= 0 && d.Tokens[id].Kind == Control && !slices.Contains(out, id) {
 			out = append(out, id)
 		}
 	}

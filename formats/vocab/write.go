@@ -19,6 +19,9 @@ func (d *Definition) TokenizerJSON() (tokenizer, config []byte, err error) {
 	}
 	added := []any{}
 	for _, a := range d.Added {
+		if a.Within {
+			return nil, nil, formats.Unsupported("", a.Text, "a token that is found within normalized text has no form in tokenizer.json")
+		}
 		added = append(added, ordered{
 			{"id", a.ID}, {"content", a.Text}, {"single_word", a.SingleWord}, {"lstrip", a.LStrip}, {"rstrip", a.RStrip},
 			{"normalized", a.Normalized}, {"special", a.Special},

@@ -69,10 +69,10 @@ func compare(t *testing.T, dir string) {
 	for name, want := range g.Vocabularies {
 		t.Run(name, func(t *testing.T) {
 			tok := encoder(t, fromDir(t, filepath.Join(dir, name)))
-			require.Len(t, want.IDs, len(g.Texts))
+			require.GreaterOrEqual(t, len(want.IDs), 120)
 			ids := 0
-			for i, text := range g.Texts {
-				plain := want.IDs[i]
+			for i, plain := range want.IDs { // of the first texts
+				text := g.Texts[i]
 				assert.Equal(t, plain, some(tok.Encode(text, tokenizer.Options{ParseSpecial: true})), "text %d, %q", i, text)
 				around := slices.Concat(want.Prefix, plain, want.Suffix)
 				assert.Equal(t, some(around), some(tok.Encode(text, tokenizer.Options{ParseSpecial: true, AddSpecial: true})), "text %d, %q", i, text)
@@ -90,7 +90,7 @@ func compare(t *testing.T, dir string) {
 			for i, drawn := range want.Drawn {
 				assert.Equal(t, want.DrawnDecoded[i], tok.Decode(drawn, false), "%v", drawn)
 			}
-			t.Logf("%d texts, %d ids, %d random sequences decoded", len(g.Texts), ids, len(want.Drawn))
+			t.Logf("%d texts, %d ids, %d random sequences decoded", len(want.IDs), ids, len(want.Drawn))
 		})
 	}
 }
@@ -119,7 +119,7 @@ func TestRealVocabularies(t *testing.T) {
 func BenchmarkEncode(b *testing.B) {
 	text, err := os.ReadFile(testdata.Path("grammar-lm", "eval.txt"))
 	require.NoError(b, err)
-	for _, name := range []string{"gpt2", "llama3", "spm", "bert"} {
+	for _, name := range []string{"gpt2", "llama3", "qwen2", "starcoder", "deepseek", "spm", "spm-cut", "bert"} {
 		tok := encoder(b, fromDir(b, filepath.Join("testdata", name)))
 		b.Run(name, func(b *testing.B) {
 			b.SetBytes(int64(len(text)))

@@ -49,6 +49,7 @@ func (t *Tokenizer) normalize(s string) string {
 			s = spaceCJK(s)
 		case vocab.Squeeze:
 			s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == ' ' }), " ")
+			s = strings.TrimRight(s, " "+space) // spaces that are written visibly go at the end only
 		}
 	}
 	return s

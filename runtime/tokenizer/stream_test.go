@@ -18,8 +18,8 @@ func TestStream(t *testing.T) {
 	g := readGolden(t, "testdata")
 	for _, name := range []string{"gpt2", "spm", "spm-first", "bert"} {
 		tok := encoder(t, fromDir(t, filepath.Join("testdata", name)))
-		for i, text := range g.Texts {
-			ids := g.Vocabularies[name].IDs[i]
+		for i, ids := range g.Vocabularies[name].IDs {
+			text := g.Texts[i]
 			s := tok.Stream(true)
 			var b strings.Builder
 			for _, id := range ids {
@@ -90,9 +90,8 @@ func TestConcurrent(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			for i, text := range g.Texts {
-				want := g.Vocabularies["llama3"].IDs[i]
-				assert.Equal(t, want, some(tok.Encode(text, tokenizer.Options{ParseSpecial: true})))
+			for i, want := range g.Vocabularies["llama3"].IDs {
+				assert.Equal(t, want, some(tok.Encode(g.Texts[i], tokenizer.Options{ParseSpecial: true})))
 			}
 		})
 	}

@@ -36,19 +36,13 @@ type Tokenizer struct {
 	pairs map[uint64]ranked
 	words bool // of SentencePiece: a text may be encoded word by word
 
-	raw, normalized []added // to be found before and after normalization
+	raw, normalized [2]*finder // of tokens found before and after normalization: without and with special ones
 }
 
 // ranked is what a merge makes, and when.
 type ranked struct {
 	rank int32
 	into int32
-}
-
-// added is a token that is looked for in the text.
-type added struct {
-	vocab.Added
-	text string // to look for
 }
 
 // New prepares a tokenizer.
@@ -91,18 +85,21 @@ func New(d *vocab.Definition) (*Tokenizer, error) {
 			return nil, fmt.Errorf("text pattern %q has no scanner", s.Pattern)
 		}
 	}
-	for _, a := range d.Added {
-		if a.Normalized {
-			if text := t.normalize(a.Text); text != "" {
-				t.normalized = append(t.normalized, added{a, text})
-			}
-		} else {
-			t.raw = append(t.raw, added{a, a.Text})
-		}
+	for special := range t.raw {
+		t.raw[special], t.normalized[special] = newFinder(), newFinder()
 	}
-	// Of several that begin at the same place the longest counts.
-	for _, list := range [][]added{t.raw, t.normalized} {
-		slices.SortStableFunc(list, func(a, b added) int { return len(b.text) - len(a.text) })
+	for _, a := range d.Added {
+		text, finders := a.Text, t.raw
+		if a.Within || a.Normalized {
+			finders = t.normalized
+		}
+		if a.Normalized && !a.Within {
+			text = t.normalize(text)
+		}
+		if !a.Special {
+			finders[0].add(text, a)
+		}
+		finders[1].add(text, a)
 	}
 	return t, nil
 }
@@ -129,8 +126,12 @@ func (t *Tokenizer) Encode(text string, o Options) []int32 {
 		e.out = append(e.out, t.d.Prefix...)
 	}
 	e.first = true
-	e.find(valid(text), t.raw, func(s string) {
-		e.find(t.normalize(s), t.normalized, e.pieces)
+	special := 0
+	if o.ParseSpecial {
+		special = 1
+	}
+	e.find(valid(text), t.raw[special], func(s string) {
+		e.find(t.normalize(s), t.normalized[special], e.pieces)
 	})
 	if o.AddSpecial {
 		e.out = append(e.out, t.d.Suffix...)
@@ -146,81 +147,6 @@ type encoder struct {
 	first   bool // nothing of the text has been encoded yet
 	cache   map[string][]int32
 	merger  merger
-}
-
-// find emits the added tokens in text and calls rest for what lies between them.
-func (e *encoder) find(text string, list []added, rest func(string)) {
-	wanted := list
-	if !e.options.ParseSpecial {
-		wanted = nil
-		for _, a := range list {
-			if !a.Special {
-				wanted = append(wanted, a)
-			}
-		}
-	}
-	if len(wanted) == 0 {
-		if text != "" {
-			rest(text)
-		}
-		return
-	}
-	var begins [256]bool
-	for _, a := range wanted {
-		begins[a.text[0]] = true
-	}
-	from := 0
-	for at := 0; at < len(text); {
-		if !begins[text[at]] {
-			at++
-			continue
-		}
-		a, ok := match(text, at, wanted)
-		if !ok {
-			at++
-			continue
-		}
-		start, end := at, at+len(a.text)
-		if a.LStrip {
-			start = from + len(strings.TrimRightFunc(text[from:at], unicode.IsSpace))
-		}
-		if a.RStrip {
-			end = len(text) - len(strings.TrimLeftFunc(text[end:], unicode.IsSpace))
-		}
-		if start > from {
-			rest(text[from:start])
-		}
-		e.out = append(e.out, a.ID)
-		e.first = false
-		from, at = end, end
-	}
-	if from < len(text) {
-		rest(text[from:])
-	}
-}
-
-// match finds the longest added token at a place.
-func match(text string, at int, list []added) (added, bool) {
-	for _, a := range list {
-		if !strings.HasPrefix(text[at:], a.text) {
-			continue
-		}
-		if a.SingleWord {
-			before, _ := utf8.DecodeLastRuneInString(text[:at])
-			after, _ := utf8.DecodeRuneInString(text[at+len(a.text):])
-			if at > 0 && wordRune(before) || at+len(a.text) < len(text) && wordRune(after) {
-				continue
-			}
-		}
-		return a, true
-	}
-	return added{}, false
-}
-
-// wordRune is \w of Unicode's regular expressions.
-func wordRune(r rune) bool {
-	return unicode.IsLetter(r) || unicode.IsMark(r) ||
-		unicode.In(r, unicode.Nd, unicode.Nl, unicode.Pc, unicode.Other_Alphabetic, unicode.Join_Control)
 }
 
 // pieces cuts a text by the steps of pre-tokenization and encodes each piece.

@@ -45,7 +45,7 @@ def split(text, expressions):
     return parts
 
 
-def main(count=300, seed=5, path=os.path.join(HERE, "splits.json")):
+def main(count=200, seed=5, path=os.path.join(HERE, "splits.json")):
     texts = strings(count, seed)
     out = {"texts": [base64.b64encode(s).decode() for s in texts], "lengths": {}}
     for name, expressions in PATTERNS.items():
