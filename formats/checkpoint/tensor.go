@@ -118,7 +118,10 @@ func (t *Tensor) same(o *Tensor) bool {
 }
 
 // Reader holds the scratch space of reads. The zero Reader is ready; one goroutine at a time.
-type Reader struct{ codes packed.Codes }
+type Reader struct {
+	codes  packed.Codes
+	scheme packed.Scheme // that codes has room for
+}
 
 // CanRead says, as an error that matches formats.ErrUnsupported, that the values cannot be read as
 // numbers.
@@ -185,8 +188,8 @@ func (t *Tensor) ReadRows(dst []float32, first, n int, r *Reader) error {
 	dst = dst[:n*cols]
 	switch {
 	case t.storage.packed:
-		if len(r.codes.Codes) != cols || len(r.codes.Scales) < t.matrix.Scheme.Groups(cols) {
-			r.codes = packed.NewCodes(packed.Scheme{Bits: 8, Group: packed.Block}, cols)
+		if s := t.matrix.Scheme; len(r.codes.Codes) != cols || r.scheme != s {
+			r.codes, r.scheme = packed.NewCodes(s, cols), s
 		}
 		for i := range n {
 			t.matrix.DequantizeRow(dst[i*cols:(i+1)*cols], first+i, r.codes)

@@ -160,7 +160,7 @@ func badFiles(t testing.TB) map[string][]byte {
 		"expected an object":  header(t, blob, pairs("1", `[]`, sums, `{}`)...),
 		"given twice":         header(t, blob, pairs("1", `{"a":{},"a":{}}`, sums, `{}`)...),
 		"scheme: expected":    header(t, blob, pairs("1", `{"a":{"shape":[8,32]}}`, sums, `{}`)...),
-		`scheme "w3" is not`:  header(t, blob, pairs("1", `{"a":{"scheme":"w3","shape":[8,32]}}`, sums, `{}`)...),
+		`scheme "w2" is not`:  header(t, blob, pairs("1", `{"a":{"scheme":"w2","shape":[8,32]}}`, sums, `{}`)...),
 		"two dimensions":      header(t, blob, pairs("1", `{"a":{"scheme":"w4g32","shape":[8]}}`, sums, `{}`)...),
 		"takes 320 bytes":     header(t, blob, pairs("1", `{"a":{"scheme":"w4g32","shape":[16,32]}}`, sums, `{}`)...),
 		"negative dimension":  header(t, blob, pairs("1", `{"a":{"scheme":"w4g32","shape":[-8,32]}}`, sums, `{}`)...),

@@ -3,22 +3,13 @@ package packed
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 
 	"qtool/formats/half"
 )
 
 // Matrix is a packed matrix of Rows × Cols weights, output features first. Data is its storage, which
-// may be a map of a file:
-//
-//   - Panels of 8 rows, one after another; rows beyond the last have scale 0.
-//   - A panel is a sequence of groups; a group is its 8 scales (binary16, row 0 first), for an
-//     asymmetric scheme then its 8 zero points (a byte each), then its blocks of 32 columns.
-//   - An 8-bit block has 8 vectors of 32 bytes. In vector v, bytes 4r…4r+3 are row r's codes of
-//     columns 4v…4v+3 of the block.
-//   - A 4-bit block has 4 vectors of 32 bytes. In vector v, byte 4r+j holds row r's code of column
-//     4v+j in its low half, and of column 16+4v+j in its high half.
-//   - Columns beyond the last have code 0 (8 bits), 8 (4 bits, symmetric) or 0 (4 bits, asymmetric);
-//     readers must not rely on it, activations are padded with zeros.
+// may be a map of a file; SPEC.md has the layout.
 type Matrix struct {
 	Scheme Scheme
 	Rows   int
@@ -43,45 +34,100 @@ func (m Matrix) PanelCount() int { return (m.Rows + Panel - 1) / Panel }
 // Panels gives the storage of n neighbouring panels, from panel i on.
 func (m Matrix) Panels(i, n int) []byte {
 	size := m.Scheme.PanelBytes(m.Cols)
-	return m.Data[i*size : (i+n)*size : (i+n)*size]
+	data := m.Data[m.Scheme.preludeBytes():]
+	return data[i*size : (i+n)*size : (i+n)*size]
 }
 
 // Panel gives the storage of panel i.
 func (m Matrix) Panel(i int) []byte { return m.Panels(i, 1) }
 
+// Book gives the codebook, of which a scheme of 3 bits uses the first 8 entries; nil where the scheme has none.
+func (m Matrix) Book() *[16]int8 {
+	if !m.Scheme.Codebook {
+		return nil
+	}
+	var b [16]int8
+	for i, v := range m.Data[:16] {
+		b[i] = int8(v)
+	}
+	return &b
+}
+
+// Range gives the magnitude that activations are cut to, which stands for the code 127, of a scheme with static
+// activations; else 0. A damaged file may hold anything: NaN, infinities and negative numbers count as 0.
+func (m Matrix) Range() float32 {
+	if !m.Scheme.Static {
+		return 0
+	}
+	r := math.Float32frombits(binary.LittleEndian.Uint32(m.Data[16:]))
+	if !(r > 0) || r > math.MaxFloat32 {
+		return 0
+	}
+	return r
+}
+
+// PutPrelude writes what comes before the panels to the storage of a matrix: the codebook (nil: none) and the range
+// of activations. It returns the storage of the panels.
+func PutPrelude(s Scheme, data []byte, book *[16]int8, activations float32) []byte {
+	n := s.preludeBytes()
+	clear(data[:n])
+	if s.Codebook {
+		for i, v := range book {
+			data[i] = byte(v)
+		}
+	}
+	if s.Static {
+		binary.LittleEndian.PutUint32(data[16:], math.Float32bits(activations))
+	}
+	return data[n:]
+}
+
 // Codes holds what one row of a matrix is made of before it is packed.
 type Codes struct {
 	Codes  []int8   // one a column, within Scheme.Levels
-	Scales []uint16 // binary16, one a group
+	Scales []uint16 // binary16, one a span
+	Subs   []int8   // −32…31, one a group of a two-level scheme; else none
 	Zeros  []uint8  // one a group; unused by symmetric schemes
 }
 
 // NewCodes returns room for a row of cols weights.
 func NewCodes(s Scheme, cols int) Codes {
-	return Codes{Codes: make([]int8, cols), Scales: make([]uint16, s.Groups(cols)), Zeros: make([]uint8, s.Groups(cols))}
+	c := Codes{Codes: make([]int8, cols), Scales: make([]uint16, s.Spans(cols)), Zeros: make([]uint8, s.Groups(cols))}
+	if s.TwoLevel {
+		c.Subs = make([]int8, s.Groups(cols))
+	}
+	return c
+}
+
+// Scale is the scale of group g.
+func (s Scheme) Scale(c Codes, g int) float32 {
+	if s.TwoLevel {
+		return half.F16ToF32(c.Scales[g*s.Group/Super]) * float32(c.Subs[g])
+	}
+	return half.F16ToF32(c.Scales[g])
 }
 
 // PackPanel writes the storage of one panel from its rows, at most 8 and at least one, all of cols
 // weights. dst must have PanelBytes(cols) bytes and is overwritten.
 func PackPanel(s Scheme, dst []byte, rows []Codes, cols int) {
 	clear(dst)
-	head, block := s.headBytes(), s.blockBytes()
+	block, span := s.BlockBytes(), s.Span()
 	at := 0
-	for g, col := 0, 0; col < cols; g, col = g+1, col+s.Group {
+	for i, col := 0, 0; col < cols; i, col = i+1, col+span {
+		n := min(span, cols-col)
 		for r := range rows {
-			binary.LittleEndian.PutUint16(dst[at+2*r:], rows[r].Scales[g])
-			if s.Asym {
-				dst[at+2*Panel+r] = rows[r].Zeros[g]
-			}
+			packHead(s, dst[at:], rows[r], i, n, r)
 		}
-		at += head
-		for b := col; b < min(col+s.Group, cols); b += Block {
+		at += s.HeadBytes(n)
+		for b := col; b < col+n; b += Block {
 			out := dst[at : at+block : at+block]
 			for r := range rows {
 				codes := rows[r].Codes[b:min(b+Block, cols)]
 				switch {
 				case s.Bits == 8:
 					pack8(out, codes, r)
+				case s.Bits == 3:
+					pack3((*[96]byte)(out), codes, r)
 				case len(codes) == Block:
 					pack4((*[128]byte)(out), (*[Block]int8)(codes), r)
 				default:
@@ -91,6 +137,46 @@ func PackPanel(s Scheme, dst []byte, rows []Codes, cols int) {
 			at += block
 		}
 	}
+}
+
+// packHead writes row r's scales of span i, of n weights.
+func packHead(s Scheme, head []byte, c Codes, i, n, r int) {
+	binary.LittleEndian.PutUint16(head[2*r:], c.Scales[i])
+	head = head[2*Panel:]
+	switch {
+	case s.Asym:
+		head[r] = c.Zeros[i]
+	case s.TwoLevel:
+		groups := s.Groups(n)
+		high := head[(groups+1)/2*Panel:]
+		for g := range groups {
+			v := uint8(c.Subs[i*Super/s.Group+g] + 32)
+			head[g/2*Panel+r] |= v & 15 << (g % 2 * 4)
+			high[g/4*Panel+r] |= v >> 4 << (g % 4 * 2)
+		}
+	}
+}
+
+// unpackHead reads what packHead writes.
+func unpackHead(s Scheme, head []byte, c Codes, i, n, r int) {
+	c.Scales[i] = binary.LittleEndian.Uint16(head[2*r:])
+	head = head[2*Panel:]
+	switch {
+	case s.Asym:
+		c.Zeros[i] = head[r]
+	case s.TwoLevel:
+		groups := s.Groups(n)
+		for g := range groups {
+			c.Subs[i*Super/s.Group+g] = SubScale(head, groups, g, r)
+		}
+	}
+}
+
+// SubScale reads the 6-bit scale of row r, group g of a span; head is what follows the half-precision scales.
+func SubScale(head []byte, groups, g, r int) int8 {
+	low := head[g/2*Panel+r] >> (g % 2 * 4) & 15
+	high := head[(groups+1)/2*Panel+g/4*Panel+r] >> (g % 4 * 2) & 3
+	return int8(low|high<<4) - 32
 }
 
 // pack8 writes row r of an 8-bit block.
@@ -127,25 +213,42 @@ func pack4Tail(out *[128]byte, codes []int8, r int, asym bool) {
 	pack4(out, &full, r)
 }
 
+// pack3 writes row r of a 3-bit block, or of one that the row ends in: the two low bits of the codes, four in a byte, and
+// the third bits of them, eight in a byte.
+func pack3(out *[96]byte, codes []int8, r int) {
+	for k, c := range codes {
+		f, v, j := k/8, k/4%2, k%4
+		out[32*v+4*r+j] |= uint8(c) & 3 << (2 * f)
+		out[64+4*r+j] |= uint8(c) >> 2 & 1 << (2*f + v)
+	}
+}
+
+// Code3 reads the code of row r, column k of a 3-bit block.
+func Code3(in []byte, r, k int) int8 {
+	f, v, j := k/8, k/4%2, k%4
+	return int8(in[32*v+4*r+j]>>(2*f)&3 | in[64+4*r+j]>>(2*f+v)&1<<2)
+}
+
 // UnpackRow reads row i into c, which NewCodes made for the matrix.
 func (m Matrix) UnpackRow(i int, c Codes) {
 	s, r := m.Scheme, i%Panel
 	panel := m.Panel(i / Panel)
-	head, block := s.headBytes(), s.blockBytes()
+	block, span := s.BlockBytes(), s.Span()
 	at := 0
-	for g, col := 0, 0; col < m.Cols; g, col = g+1, col+s.Group {
-		c.Scales[g] = binary.LittleEndian.Uint16(panel[at+2*r:])
-		if s.Asym {
-			c.Zeros[g] = panel[at+2*Panel+r]
-		}
-		at += head
-		for b := col; b < min(col+s.Group, m.Cols); b += Block {
+	for i, col := 0, 0; col < m.Cols; i, col = i+1, col+span {
+		n := min(span, m.Cols-col)
+		unpackHead(s, panel[at:], c, i, n, r)
+		at += s.HeadBytes(n)
+		for b := col; b < col+n; b += Block {
 			in := panel[at : at+block]
 			codes := c.Codes[b:min(b+Block, m.Cols)]
 			for k := range codes {
-				if s.Bits == 8 {
+				switch s.Bits {
+				case 8:
 					codes[k] = int8(in[k/4*32+4*r+k%4])
-				} else {
+				case 3:
+					codes[k] = Code3(in, r, k)
+				default:
 					codes[k] = int8(in[k%16/4*32+4*r+k%4] >> (k / 16 * 4) & 15)
 				}
 			}
@@ -154,19 +257,26 @@ func (m Matrix) UnpackRow(i int, c Codes) {
 	}
 }
 
-// DequantizeRow writes the weights of row i to dst, which has Cols elements: (code − zero) and then
-// the product with the scale, each rounded to float32. scratch is what UnpackRow needs.
+// DequantizeRow writes the weights of row i to dst, which has Cols elements: (code − zero), or the entry of the
+// codebook, and then the product with the scale, each rounded to float32. scratch is what UnpackRow needs.
 func (m Matrix) DequantizeRow(dst []float32, i int, scratch Codes) {
 	m.UnpackRow(i, scratch)
-	m.Scheme.Dequantize(dst, scratch)
+	m.Scheme.Dequantize(dst, scratch, m.Book())
 }
 
-// Dequantize gives the weights that a row of codes stands for.
-func (s Scheme) Dequantize(dst []float32, c Codes) {
+// Dequantize gives the weights that a row of codes stands for. book is that of a scheme with a codebook.
+func (s Scheme) Dequantize(dst []float32, c Codes, book *[16]int8) {
 	for g, col := 0, 0; col < len(dst); g, col = g+1, col+s.Group {
-		scale, zero := half.F16ToF32(c.Scales[g]), s.Zero(c.Zeros[g])
+		scale := s.Scale(c, g)
 		codes := c.Codes[col:min(col+s.Group, len(dst))]
 		out := dst[col : col+len(codes)]
+		if s.Codebook {
+			for k, code := range codes {
+				out[k] = scale * float32(book[code&15])
+			}
+			continue
+		}
+		zero := s.Zero(c.Zeros[g])
 		for k, code := range codes {
 			out[k] = scale * (float32(code) - zero)
 		}

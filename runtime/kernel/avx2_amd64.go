@@ -15,7 +15,7 @@ func machineSets() []*Set {
 		return nil
 	}
 	avx2 := Set{
-		Name: "avx2", quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2,
+		Name: "avx2", quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2, panelTable: tableAVX2,
 		dense: denseAVX2, dot: dotAVX2, axpy: axpyAVX2, exp: expAVX2,
 		decodeF16: decodeF16AVX2, decodeBF16: decodeBF16AVX2,
 		largest: largestAVX2, encode: encodeAVX2, fit: fitAVX2, loss: lossAVX2,
@@ -83,6 +83,42 @@ func panelsAVX2(p panelArgs, one, two, four panelLoop, factor, bias float32) {
 				&p.q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], blocks, group, p.scheme.Asym, factor, bias)
 			i += n
 		}
+	}
+}
+
+// tableLoop is the signature of the loops over panels with a table.
+type tableLoop func(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks, span, groups int, table *int8)
+
+// tableLoops by bits, groups under a scale of half precision (0: one, else 32 or 16 for the size of a group of two levels),
+// for one and for four tokens.
+var tableLoops = map[[2]int][2]tableLoop{
+	{3, 0}: {avx2Table3x0x1, avx2Table3x0x4}, {3, 32}: {avx2Table3x32x1, avx2Table3x32x4}, {3, 16}: {avx2Table3x16x1, avx2Table3x16x4},
+	{4, 0}: {avx2Table4x0x1, avx2Table4x0x4}, {4, 32}: {avx2Table4x32x1, avx2Table4x32x4}, {4, 16}: {avx2Table4x16x1, avx2Table4x16x4},
+}
+
+// tableAVX2 takes tokens by fours, whose looked-up weights are shared.
+func tableAVX2(p panelArgs) {
+	blocks := (p.cols + packed.Block - 1) / packed.Block
+	if blocks == 0 {
+		tableGeneric(p)
+		return
+	}
+	kind := [2]int{p.scheme.Bits, 0}
+	if p.scheme.TwoLevel {
+		kind[1] = p.scheme.Group
+	}
+	loops := tableLoops[kind]
+	stride, span, groups := p.scheme.PanelBytes(p.cols), p.scheme.Span()/packed.Block, p.scheme.Groups(p.cols)
+	for t := 0; t < p.tokens; {
+		loop, n := loops[0], 1
+		if t+4 <= p.tokens {
+			loop, n = loops[1], 4
+		}
+		for i := range p.panels {
+			loop(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*stride],
+				&p.q[t*blocks*packed.Block], &p.scale[t*blocks], blocks, span, groups, &p.table[0])
+		}
+		t += n
 	}
 }
 

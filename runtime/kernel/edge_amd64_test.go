@@ -40,11 +40,16 @@ func TestLoopsStayWithinTheirBuffers(t *testing.T) {
 	r := rand.New(rand.NewPCG(21, 22))
 	for _, set := range kernel.Available() {
 		for cols := 1; cols <= 300; cols += 1 + cols/40 {
-			for _, s := range []packed.Scheme{{Bits: 4, Group: 64}, {Bits: 8, Group: 32, Asym: true}, {Bits: 8, Group: 128}, {Bits: 4, Group: 32, Asym: true}} {
+			for _, s := range []packed.Scheme{{Bits: 4, Group: 64}, {Bits: 8, Group: 32, Asym: true}, {Bits: 8, Group: 128}, {Bits: 4, Group: 32, Asym: true},
+				{Bits: 4, Group: 32, Codebook: true}, {Bits: 4, Group: 16, Codebook: true, TwoLevel: true}, {Bits: 3, Group: 32, TwoLevel: true}} {
 				const rows, tokens = 19, 6
 				m := randomMatrix(t, s, rows, cols, r, true)
 				// The padding at the end of a matrix may be read: cut it off.
-				m.Data = atPageEnd(t, m.Data[:m.PanelCount()*s.PanelBytes(cols)])
+				n := m.PanelCount() * s.PanelBytes(cols)
+				if s.Codebook {
+					n += 64
+				}
+				m.Data = atPageEnd(t, m.Data[:n])
 				var a kernel.Activations
 				a.Resize(tokens, cols)
 				a.Q, a.Scale, a.Sum = atPageEnd(t, a.Q), atPageEnd(t, a.Scale), atPageEnd(t, a.Sum)

@@ -25,6 +25,8 @@ type Set struct {
 	quantize func(q []int8, scale, sum, x []float32)
 	// panel4 and panel8 multiply panels of a 4-bit or 8-bit matrix with tokens: see MulPanels.
 	panel4, panel8 func(p panelArgs)
+	// panelTable multiplies panels whose codes stand for the entries of a table: see byTable.
+	panelTable func(p panelArgs)
 	// dense multiplies rows of float32 with tokens: see MulDense.
 	dense func(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int)
 
@@ -48,7 +50,7 @@ const EnvLevel = "QTOOL_CPU"
 // Generic is the portable implementation.
 func Generic() *Set {
 	return &Set{
-		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric,
+		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric, panelTable: tableGeneric,
 		dense: denseGeneric, dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,
 		decodeF16: half.DecodeF16, decodeBF16: half.DecodeBF16,
 		largest: largestGeneric, encode: encodeGeneric, fit: fitGeneric, loss: lossGeneric,
@@ -127,7 +129,8 @@ func (s *Set) QuantizeRest(rest, a *Activations, token int, x, scratch []float32
 // panelArgs is what a panel loop works on. Rows of a panel beyond the matrix are computed too.
 type panelArgs struct {
 	scheme packed.Scheme
-	data   []byte // of neighbouring panels
+	table  [16]int8 // what codes stand for, where byTable
+	data   []byte   // of neighbouring panels
 	panels int
 	cols   int
 
@@ -154,7 +157,10 @@ func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels in
 		tokens: n, out: out, stride: stride,
 	}
 	loop := s.panel4
-	if m.Scheme.Bits == 8 {
+	switch {
+	case byTable(m.Scheme):
+		loop, args.table = s.panelTable, table(m)
+	case m.Scheme.Bits == 8:
 		loop = s.panel8
 	}
 	rest := m.Rows - p*packed.Panel

@@ -17,6 +17,14 @@ func randomMatrix(t testing.TB, s packed.Scheme, rows, cols int, r *rand.Rand, e
 	t.Helper()
 	least, most := s.Levels()
 	data := make([]byte, s.Bytes(rows, cols))
+	var book [16]int8
+	for i := range book {
+		book[i] = int8(r.IntN(255) - 127)
+		if extreme {
+			book[i] = int8(127 - 254*(i%2))
+		}
+	}
+	panels := packed.PutPrelude(s, data, &book, 3.5)
 	n := s.PanelBytes(cols)
 	for p := 0; p*packed.Panel < rows; p++ {
 		panel := make([]packed.Codes, min(packed.Panel, rows-p*packed.Panel))
@@ -34,9 +42,12 @@ func randomMatrix(t testing.TB, s packed.Scheme, rows, cols int, r *rand.Rand, e
 					c.Zeros[g] = uint8(r.IntN(256))
 				}
 			}
+			for g := range c.Subs {
+				c.Subs[g] = int8(r.IntN(64) - 32)
+			}
 			panel[i] = c
 		}
-		packed.PackPanel(s, data[p*n:(p+1)*n], panel, cols)
+		packed.PackPanel(s, panels[p*n:(p+1)*n], panel, cols)
 	}
 	m, err := packed.NewMatrix(s, rows, cols, data)
 	require.NoError(t, err)
@@ -54,6 +65,9 @@ func randomVector(n int, r *rand.Rand) []float32 {
 var schemes = []packed.Scheme{
 	{Bits: 4, Group: 32}, {Bits: 4, Group: 64}, {Bits: 4, Group: 128}, {Bits: 4, Group: 256}, {Bits: 4, Group: 32, Asym: true}, {Bits: 4, Group: 128, Asym: true},
 	{Bits: 8, Group: 32}, {Bits: 8, Group: 128}, {Bits: 8, Group: 64, Asym: true},
+	{Bits: 4, Group: 32, Codebook: true}, {Bits: 4, Group: 128, Codebook: true, Static: true}, {Bits: 4, Group: 32, TwoLevel: true}, {Bits: 4, Group: 32, Codebook: true, TwoLevel: true},
+	{Bits: 4, Group: 16, Codebook: true, TwoLevel: true}, {Bits: 3, Group: 32}, {Bits: 3, Group: 64}, {Bits: 3, Group: 32, TwoLevel: true}, {Bits: 3, Group: 16, Codebook: true, TwoLevel: true},
+	{Bits: 3, Group: 64, Codebook: true}, {Bits: 8, Group: 128, Static: true},
 }
 
 var sizes = [][2]int{{1, 1}, {7, 31}, {8, 32}, {9, 33}, {16, 172}, {17, 300}, {3, 257}, {24, 128}, {40, 640}}

@@ -194,6 +194,56 @@ DATA expTerm7<>+24(SB)/4, $(1.0)
 DATA expTerm7<>+28(SB)/4, $(1.0)
 GLOBL expTerm7<>(SB), RODATA|NOPTR, $32
 
+DATA twoBits<>+0(SB)/4, $0x03030303
+DATA twoBits<>+4(SB)/4, $0x03030303
+DATA twoBits<>+8(SB)/4, $0x03030303
+DATA twoBits<>+12(SB)/4, $0x03030303
+DATA twoBits<>+16(SB)/4, $0x03030303
+DATA twoBits<>+20(SB)/4, $0x03030303
+DATA twoBits<>+24(SB)/4, $0x03030303
+DATA twoBits<>+28(SB)/4, $0x03030303
+GLOBL twoBits<>(SB), RODATA|NOPTR, $32
+
+DATA thirdBits<>+0(SB)/4, $0x04040404
+DATA thirdBits<>+4(SB)/4, $0x04040404
+DATA thirdBits<>+8(SB)/4, $0x04040404
+DATA thirdBits<>+12(SB)/4, $0x04040404
+DATA thirdBits<>+16(SB)/4, $0x04040404
+DATA thirdBits<>+20(SB)/4, $0x04040404
+DATA thirdBits<>+24(SB)/4, $0x04040404
+DATA thirdBits<>+28(SB)/4, $0x04040404
+GLOBL thirdBits<>(SB), RODATA|NOPTR, $32
+
+DATA subBias<>+0(SB)/4, $0x00000020
+DATA subBias<>+4(SB)/4, $0x00000020
+DATA subBias<>+8(SB)/4, $0x00000020
+DATA subBias<>+12(SB)/4, $0x00000020
+DATA subBias<>+16(SB)/4, $0x00000020
+DATA subBias<>+20(SB)/4, $0x00000020
+DATA subBias<>+24(SB)/4, $0x00000020
+DATA subBias<>+28(SB)/4, $0x00000020
+GLOBL subBias<>(SB), RODATA|NOPTR, $32
+
+DATA lowNibble<>+0(SB)/4, $0x0000000f
+DATA lowNibble<>+4(SB)/4, $0x0000000f
+DATA lowNibble<>+8(SB)/4, $0x0000000f
+DATA lowNibble<>+12(SB)/4, $0x0000000f
+DATA lowNibble<>+16(SB)/4, $0x0000000f
+DATA lowNibble<>+20(SB)/4, $0x0000000f
+DATA lowNibble<>+24(SB)/4, $0x0000000f
+DATA lowNibble<>+28(SB)/4, $0x0000000f
+GLOBL lowNibble<>(SB), RODATA|NOPTR, $32
+
+DATA lowPair<>+0(SB)/4, $0x00000003
+DATA lowPair<>+4(SB)/4, $0x00000003
+DATA lowPair<>+8(SB)/4, $0x00000003
+DATA lowPair<>+12(SB)/4, $0x00000003
+DATA lowPair<>+16(SB)/4, $0x00000003
+DATA lowPair<>+20(SB)/4, $0x00000003
+DATA lowPair<>+24(SB)/4, $0x00000003
+DATA lowPair<>+28(SB)/4, $0x00000003
+GLOBL lowPair<>(SB), RODATA|NOPTR, $32
+
 // func avx2Quantize(q *int8, scale *float32, sum *float32, x *float32, blocks int)
 // Requires: AVX, AVX2
 TEXT ·avx2Quantize(SB), NOSPLIT, $0-40
@@ -1767,6 +1817,2982 @@ w8x4block:
 	VMOVUPS           Z2, (AX)
 	ADDQ              CX, AX
 	VMOVUPS           Z3, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table3x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table3x0x1(SB), NOSPLIT, $0-72
+	MOVQ           data+16(FP), AX
+	MOVQ           q+24(FP), CX
+	MOVQ           scale+32(FP), DX
+	MOVQ           blocks+40(FP), BX
+	VXORPS         Y0, Y0, Y0
+	MOVQ           table+64(FP), SI
+	VBROADCASTI128 (SI), Y2
+
+t3x0x1span:
+	MOVQ      span+48(FP), SI
+	CMPQ      SI, BX
+	CMOVQGT   BX, SI
+	SUBQ      SI, BX
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+
+t3x0x1block:
+	PREFETCHT0   4096(AX)
+	PREFETCHT0   4160(AX)
+	VMOVDQU      (AX), Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y6
+	VPSLLW       $0x02, Y6, Y6
+	VPAND        thirdBits<>+0(SB), Y6, Y6
+	VPOR         Y6, Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD (CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y3
+	VMOVDQU      32(AX), Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y6
+	VPSLLW       $0x01, Y6, Y6
+	VPAND        thirdBits<>+0(SB), Y6, Y6
+	VPOR         Y6, Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 4(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VMOVDQU      (AX), Y4
+	VPSRLW       $0x02, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y6
+	VPAND        thirdBits<>+0(SB), Y6, Y6
+	VPOR         Y6, Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 8(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VMOVDQU      32(AX), Y4
+	VPSRLW       $0x02, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y6
+	VPSRLW       $0x01, Y6, Y6
+	VPAND        thirdBits<>+0(SB), Y6, Y6
+	VPOR         Y6, Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 12(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VMOVDQU      (AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y6
+	VPSRLW       $0x02, Y6, Y6
+	VPAND        thirdBits<>+0(SB), Y6, Y6
+	VPOR         Y6, Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 16(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VMOVDQU      32(AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y6
+	VPSRLW       $0x03, Y6, Y6
+	VPAND        thirdBits<>+0(SB), Y6, Y6
+	VPOR         Y6, Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 20(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VMOVDQU      (AX), Y4
+	VPSRLW       $0x06, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y6
+	VPSRLW       $0x04, Y6, Y6
+	VPAND        thirdBits<>+0(SB), Y6, Y6
+	VPOR         Y6, Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 24(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VMOVDQU      32(AX), Y4
+	VPSRLW       $0x06, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y6
+	VPSRLW       $0x05, Y6, Y6
+	VPAND        thirdBits<>+0(SB), Y6, Y6
+	VPOR         Y6, Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 28(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VCVTDQ2PS    Y3, Y3
+	VBROADCASTSS (DX), Y4
+	VMULPS       Y4, Y1, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         SI
+	JNE          t3x0x1block
+	TESTQ        BX, BX
+	JNE          t3x0x1span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y0, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table3x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3
+TEXT ·avx2Table3x0x4(SB), NOSPLIT, $0-72
+	MOVQ           data+16(FP), AX
+	MOVQ           q+24(FP), CX
+	MOVQ           scale+32(FP), DX
+	MOVQ           blocks+40(FP), BX
+	MOVQ           BX, SI
+	SHLQ           $0x05, SI
+	MOVQ           BX, DI
+	SHLQ           $0x02, DI
+	VXORPS         Y0, Y0, Y0
+	VXORPS         Y1, Y1, Y1
+	VXORPS         Y2, Y2, Y2
+	VXORPS         Y3, Y3, Y3
+	MOVQ           table+64(FP), R8
+	VBROADCASTI128 (R8), Y5
+
+t3x0x4span:
+	MOVQ      span+48(FP), R8
+	CMPQ      R8, BX
+	CMOVQGT   BX, R8
+	SUBQ      R8, BX
+	VCVTPH2PS (AX), Y4
+	ADDQ      $0x10, AX
+
+t3x0x4block:
+	LEAQ         (CX)(SI*2), R9
+	VMOVDQU      (AX), Y10
+	VPAND        twoBits<>+0(SB), Y10, Y10
+	VMOVDQU      64(AX), Y12
+	VPSLLW       $0x02, Y12, Y12
+	VPAND        thirdBits<>+0(SB), Y12, Y12
+	VPOR         Y12, Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD (CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y6
+	VPBROADCASTD (CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y7
+	VPBROADCASTD (CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y8
+	VPBROADCASTD (R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y9
+	VMOVDQU      32(AX), Y10
+	VPAND        twoBits<>+0(SB), Y10, Y10
+	VMOVDQU      64(AX), Y12
+	VPSLLW       $0x01, Y12, Y12
+	VPAND        thirdBits<>+0(SB), Y12, Y12
+	VPOR         Y12, Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 4(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 4(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 4(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 4(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	VMOVDQU      (AX), Y10
+	VPSRLW       $0x02, Y10, Y10
+	VPAND        twoBits<>+0(SB), Y10, Y10
+	VMOVDQU      64(AX), Y12
+	VPAND        thirdBits<>+0(SB), Y12, Y12
+	VPOR         Y12, Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 8(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 8(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 8(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 8(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	VMOVDQU      32(AX), Y10
+	VPSRLW       $0x02, Y10, Y10
+	VPAND        twoBits<>+0(SB), Y10, Y10
+	VMOVDQU      64(AX), Y12
+	VPSRLW       $0x01, Y12, Y12
+	VPAND        thirdBits<>+0(SB), Y12, Y12
+	VPOR         Y12, Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 12(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 12(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 12(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 12(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	LEAQ         (CX)(SI*2), R9
+	VMOVDQU      (AX), Y10
+	VPSRLW       $0x04, Y10, Y10
+	VPAND        twoBits<>+0(SB), Y10, Y10
+	VMOVDQU      64(AX), Y12
+	VPSRLW       $0x02, Y12, Y12
+	VPAND        thirdBits<>+0(SB), Y12, Y12
+	VPOR         Y12, Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 16(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 16(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 16(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 16(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	VMOVDQU      32(AX), Y10
+	VPSRLW       $0x04, Y10, Y10
+	VPAND        twoBits<>+0(SB), Y10, Y10
+	VMOVDQU      64(AX), Y12
+	VPSRLW       $0x03, Y12, Y12
+	VPAND        thirdBits<>+0(SB), Y12, Y12
+	VPOR         Y12, Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 20(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 20(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 20(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 20(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	VMOVDQU      (AX), Y10
+	VPSRLW       $0x06, Y10, Y10
+	VPAND        twoBits<>+0(SB), Y10, Y10
+	VMOVDQU      64(AX), Y12
+	VPSRLW       $0x04, Y12, Y12
+	VPAND        thirdBits<>+0(SB), Y12, Y12
+	VPOR         Y12, Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 24(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 24(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 24(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 24(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	VMOVDQU      32(AX), Y10
+	VPSRLW       $0x06, Y10, Y10
+	VPAND        twoBits<>+0(SB), Y10, Y10
+	VMOVDQU      64(AX), Y12
+	VPSRLW       $0x05, Y12, Y12
+	VPAND        thirdBits<>+0(SB), Y12, Y12
+	VPOR         Y12, Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 28(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 28(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 28(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 28(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	LEAQ         (DX)(DI*2), R9
+	VCVTDQ2PS    Y6, Y6
+	VBROADCASTSS (DX), Y10
+	VMULPS       Y10, Y4, Y10
+	VFMADD231PS  Y6, Y10, Y0
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS (DX)(DI*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y7, Y6, Y1
+	VCVTDQ2PS    Y8, Y8
+	VBROADCASTSS (DX)(DI*2), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y8, Y6, Y2
+	VCVTDQ2PS    Y9, Y9
+	VBROADCASTSS (R9)(DI*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y9, Y6, Y3
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         R8
+	JNE          t3x0x4block
+	TESTQ        BX, BX
+	JNE          t3x0x4span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y3, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table3x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table3x32x1(SB), NOSPLIT, $512-72
+	MOVQ           data+16(FP), AX
+	MOVQ           q+24(FP), CX
+	MOVQ           scale+32(FP), DX
+	MOVQ           blocks+40(FP), BX
+	MOVQ           groups+56(FP), SI
+	VXORPS         Y0, Y0, Y0
+	MOVQ           table+64(FP), DI
+	VBROADCASTI128 (DI), Y2
+
+t3x32x1span:
+	MOVQ      span+48(FP), DI
+	CMPQ      DI, BX
+	CMOVQGT   BX, DI
+	SUBQ      DI, BX
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+	MOVQ      $0x0000000000000008, R8
+	CMPQ      R8, SI
+	CMOVQGT   SI, R8
+	SUBQ      R8, SI
+	LEAQ      1(R8), R9
+	SHRQ      $0x01, R9
+	SHLQ      $0x03, R9
+	MOVQ      AX, R10
+	ADDQ      AX, R9
+	LEAQ      3(R8), R8
+	SHRQ      $0x02, R8
+	LEAQ      (R9)(R8*8), AX
+	LEAQ      (SP), R11
+
+t3x32x1spread:
+	VPMOVZXBD (R10), Y3
+	VPMOVZXBD 8(R10), Y4
+	VPMOVZXBD (R9), Y5
+	VPAND     lowNibble<>+0(SB), Y3, Y6
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, (R11)
+	VPSRLD    $0x04, Y3, Y3
+	VPAND     lowNibble<>+0(SB), Y3, Y6
+	VPSRLD    $0x02, Y5, Y5
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, 32(R11)
+	VPAND     lowNibble<>+0(SB), Y4, Y6
+	VPSRLD    $0x02, Y5, Y5
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, 64(R11)
+	VPSRLD    $0x04, Y4, Y4
+	VPAND     lowNibble<>+0(SB), Y4, Y6
+	VPSRLD    $0x02, Y5, Y5
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, 96(R11)
+	ADDQ      $0x10, R10
+	ADDQ      $0x08, R9
+	ADDQ      $0x00000080, R11
+	DECQ      R8
+	JNE       t3x32x1spread
+	LEAQ      (SP), R8
+
+t3x32x1block:
+	PREFETCHT0   4096(AX)
+	PREFETCHT0   4160(AX)
+	VMOVDQU      (AX), Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSLLW       $0x02, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD (CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y3
+	VMOVDQU      32(AX), Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSLLW       $0x01, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 4(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      (AX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 8(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      32(AX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSRLW       $0x01, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 12(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      (AX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSRLW       $0x02, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 16(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      32(AX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSRLW       $0x03, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 20(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      (AX), Y1
+	VPSRLW       $0x06, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 24(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      32(AX), Y1
+	VPSRLW       $0x06, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSRLW       $0x05, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 28(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVUPS      (R8), Y1
+	ADDQ         $0x20, R8
+	VCVTDQ2PS    Y3, Y3
+	VBROADCASTSS (DX), Y4
+	VMULPS       Y4, Y1, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         DI
+	JNE          t3x32x1block
+	TESTQ        BX, BX
+	JNE          t3x32x1span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y0, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table3x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3
+TEXT ·avx2Table3x32x4(SB), NOSPLIT, $512-72
+	MOVQ           data+16(FP), AX
+	MOVQ           q+24(FP), CX
+	MOVQ           scale+32(FP), DX
+	MOVQ           blocks+40(FP), BX
+	MOVQ           groups+56(FP), SI
+	MOVQ           BX, DI
+	SHLQ           $0x05, DI
+	MOVQ           BX, R8
+	SHLQ           $0x02, R8
+	VXORPS         Y0, Y0, Y0
+	VXORPS         Y1, Y1, Y1
+	VXORPS         Y2, Y2, Y2
+	VXORPS         Y3, Y3, Y3
+	MOVQ           table+64(FP), R9
+	VBROADCASTI128 (R9), Y5
+
+t3x32x4span:
+	MOVQ      span+48(FP), R9
+	CMPQ      R9, BX
+	CMOVQGT   BX, R9
+	SUBQ      R9, BX
+	VCVTPH2PS (AX), Y4
+	ADDQ      $0x10, AX
+	MOVQ      $0x0000000000000008, R10
+	CMPQ      R10, SI
+	CMOVQGT   SI, R10
+	SUBQ      R10, SI
+	LEAQ      1(R10), R11
+	SHRQ      $0x01, R11
+	SHLQ      $0x03, R11
+	MOVQ      AX, R12
+	ADDQ      AX, R11
+	LEAQ      3(R10), R10
+	SHRQ      $0x02, R10
+	LEAQ      (R11)(R10*8), AX
+	LEAQ      (SP), R13
+
+t3x32x4spread:
+	VPMOVZXBD (R12), Y6
+	VPMOVZXBD 8(R12), Y7
+	VPMOVZXBD (R11), Y8
+	VPAND     lowNibble<>+0(SB), Y6, Y9
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, (R13)
+	VPSRLD    $0x04, Y6, Y6
+	VPAND     lowNibble<>+0(SB), Y6, Y9
+	VPSRLD    $0x02, Y8, Y8
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, 32(R13)
+	VPAND     lowNibble<>+0(SB), Y7, Y9
+	VPSRLD    $0x02, Y8, Y8
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, 64(R13)
+	VPSRLD    $0x04, Y7, Y7
+	VPAND     lowNibble<>+0(SB), Y7, Y9
+	VPSRLD    $0x02, Y8, Y8
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, 96(R13)
+	ADDQ      $0x10, R12
+	ADDQ      $0x08, R11
+	ADDQ      $0x00000080, R13
+	DECQ      R10
+	JNE       t3x32x4spread
+	LEAQ      (SP), R10
+
+t3x32x4block:
+	LEAQ         (CX)(DI*2), R11
+	VMOVDQU      (AX), Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSLLW       $0x02, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD (CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y6
+	VPBROADCASTD (CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y7
+	VPBROADCASTD (CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y8
+	VPBROADCASTD (R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y9
+	VMOVDQU      32(AX), Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSLLW       $0x01, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 4(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 4(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 4(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 4(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      (AX), Y4
+	VPSRLW       $0x02, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 8(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 8(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 8(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 8(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      32(AX), Y4
+	VPSRLW       $0x02, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x01, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 12(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 12(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 12(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 12(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	LEAQ         (CX)(DI*2), R11
+	VMOVDQU      (AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x02, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 16(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 16(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 16(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 16(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      32(AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x03, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 20(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 20(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 20(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 20(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      (AX), Y4
+	VPSRLW       $0x06, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 24(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 24(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 24(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 24(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      32(AX), Y4
+	VPSRLW       $0x06, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x05, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 28(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 28(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 28(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 28(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVUPS      (R10), Y4
+	ADDQ         $0x20, R10
+	LEAQ         (DX)(R8*2), R11
+	VCVTDQ2PS    Y6, Y6
+	VBROADCASTSS (DX), Y10
+	VMULPS       Y10, Y4, Y10
+	VFMADD231PS  Y6, Y10, Y0
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS (DX)(R8*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y7, Y6, Y1
+	VCVTDQ2PS    Y8, Y8
+	VBROADCASTSS (DX)(R8*2), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y8, Y6, Y2
+	VCVTDQ2PS    Y9, Y9
+	VBROADCASTSS (R11)(R8*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y9, Y6, Y3
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         R9
+	JNE          t3x32x4block
+	TESTQ        BX, BX
+	JNE          t3x32x4span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y3, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table3x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table3x16x1(SB), NOSPLIT, $512-72
+	MOVQ           data+16(FP), AX
+	MOVQ           q+24(FP), CX
+	MOVQ           scale+32(FP), DX
+	MOVQ           blocks+40(FP), BX
+	MOVQ           groups+56(FP), SI
+	VXORPS         Y0, Y0, Y0
+	MOVQ           table+64(FP), DI
+	VBROADCASTI128 (DI), Y2
+
+t3x16x1span:
+	MOVQ      span+48(FP), DI
+	CMPQ      DI, BX
+	CMOVQGT   BX, DI
+	SUBQ      DI, BX
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+	MOVQ      $0x0000000000000010, R8
+	CMPQ      R8, SI
+	CMOVQGT   SI, R8
+	SUBQ      R8, SI
+	LEAQ      1(R8), R9
+	SHRQ      $0x01, R9
+	SHLQ      $0x03, R9
+	MOVQ      AX, R10
+	ADDQ      AX, R9
+	LEAQ      3(R8), R8
+	SHRQ      $0x02, R8
+	LEAQ      (R9)(R8*8), AX
+	LEAQ      (SP), R11
+
+t3x16x1spread:
+	VPMOVZXBD (R10), Y3
+	VPMOVZXBD 8(R10), Y4
+	VPMOVZXBD (R9), Y5
+	VPAND     lowNibble<>+0(SB), Y3, Y6
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, (R11)
+	VPSRLD    $0x04, Y3, Y3
+	VPAND     lowNibble<>+0(SB), Y3, Y6
+	VPSRLD    $0x02, Y5, Y5
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, 32(R11)
+	VPAND     lowNibble<>+0(SB), Y4, Y6
+	VPSRLD    $0x02, Y5, Y5
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, 64(R11)
+	VPSRLD    $0x04, Y4, Y4
+	VPAND     lowNibble<>+0(SB), Y4, Y6
+	VPSRLD    $0x02, Y5, Y5
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, 96(R11)
+	ADDQ      $0x10, R10
+	ADDQ      $0x08, R9
+	ADDQ      $0x00000080, R11
+	DECQ      R8
+	JNE       t3x16x1spread
+	LEAQ      (SP), R8
+
+t3x16x1block:
+	PREFETCHT0   4096(AX)
+	PREFETCHT0   4160(AX)
+	VMOVDQU      (AX), Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSLLW       $0x02, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD (CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y3
+	VMOVDQU      32(AX), Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSLLW       $0x01, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 4(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      (AX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 8(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      32(AX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSRLW       $0x01, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 12(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVUPS      (R8), Y1
+	ADDQ         $0x20, R8
+	VCVTDQ2PS    Y3, Y3
+	VBROADCASTSS (DX), Y4
+	VMULPS       Y4, Y1, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	VMOVDQU      (AX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSRLW       $0x02, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 16(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y3
+	VMOVDQU      32(AX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSRLW       $0x03, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 20(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      (AX), Y1
+	VPSRLW       $0x06, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 24(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      32(AX), Y1
+	VPSRLW       $0x06, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
+	VMOVDQU      64(AX), Y5
+	VPSRLW       $0x05, Y5, Y5
+	VPAND        thirdBits<>+0(SB), Y5, Y5
+	VPOR         Y5, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 28(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVUPS      (R8), Y1
+	ADDQ         $0x20, R8
+	VCVTDQ2PS    Y3, Y3
+	VBROADCASTSS (DX), Y4
+	VMULPS       Y4, Y1, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         DI
+	JNE          t3x16x1block
+	TESTQ        BX, BX
+	JNE          t3x16x1span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y0, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table3x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3
+TEXT ·avx2Table3x16x4(SB), NOSPLIT, $512-72
+	MOVQ           data+16(FP), AX
+	MOVQ           q+24(FP), CX
+	MOVQ           scale+32(FP), DX
+	MOVQ           blocks+40(FP), BX
+	MOVQ           groups+56(FP), SI
+	MOVQ           BX, DI
+	SHLQ           $0x05, DI
+	MOVQ           BX, R8
+	SHLQ           $0x02, R8
+	VXORPS         Y0, Y0, Y0
+	VXORPS         Y1, Y1, Y1
+	VXORPS         Y2, Y2, Y2
+	VXORPS         Y3, Y3, Y3
+	MOVQ           table+64(FP), R9
+	VBROADCASTI128 (R9), Y5
+
+t3x16x4span:
+	MOVQ      span+48(FP), R9
+	CMPQ      R9, BX
+	CMOVQGT   BX, R9
+	SUBQ      R9, BX
+	VCVTPH2PS (AX), Y4
+	ADDQ      $0x10, AX
+	MOVQ      $0x0000000000000010, R10
+	CMPQ      R10, SI
+	CMOVQGT   SI, R10
+	SUBQ      R10, SI
+	LEAQ      1(R10), R11
+	SHRQ      $0x01, R11
+	SHLQ      $0x03, R11
+	MOVQ      AX, R12
+	ADDQ      AX, R11
+	LEAQ      3(R10), R10
+	SHRQ      $0x02, R10
+	LEAQ      (R11)(R10*8), AX
+	LEAQ      (SP), R13
+
+t3x16x4spread:
+	VPMOVZXBD (R12), Y6
+	VPMOVZXBD 8(R12), Y7
+	VPMOVZXBD (R11), Y8
+	VPAND     lowNibble<>+0(SB), Y6, Y9
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, (R13)
+	VPSRLD    $0x04, Y6, Y6
+	VPAND     lowNibble<>+0(SB), Y6, Y9
+	VPSRLD    $0x02, Y8, Y8
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, 32(R13)
+	VPAND     lowNibble<>+0(SB), Y7, Y9
+	VPSRLD    $0x02, Y8, Y8
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, 64(R13)
+	VPSRLD    $0x04, Y7, Y7
+	VPAND     lowNibble<>+0(SB), Y7, Y9
+	VPSRLD    $0x02, Y8, Y8
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, 96(R13)
+	ADDQ      $0x10, R12
+	ADDQ      $0x08, R11
+	ADDQ      $0x00000080, R13
+	DECQ      R10
+	JNE       t3x16x4spread
+	LEAQ      (SP), R10
+
+t3x16x4block:
+	LEAQ         (CX)(DI*2), R11
+	VMOVDQU      (AX), Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSLLW       $0x02, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD (CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y6
+	VPBROADCASTD (CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y7
+	VPBROADCASTD (CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y8
+	VPBROADCASTD (R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y9
+	VMOVDQU      32(AX), Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSLLW       $0x01, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 4(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 4(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 4(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 4(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      (AX), Y4
+	VPSRLW       $0x02, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 8(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 8(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 8(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 8(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      32(AX), Y4
+	VPSRLW       $0x02, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x01, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 12(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 12(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 12(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 12(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVUPS      (R10), Y4
+	ADDQ         $0x20, R10
+	LEAQ         (DX)(R8*2), R11
+	VCVTDQ2PS    Y6, Y6
+	VBROADCASTSS (DX), Y10
+	VMULPS       Y10, Y4, Y10
+	VFMADD231PS  Y6, Y10, Y0
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS (DX)(R8*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y7, Y6, Y1
+	VCVTDQ2PS    Y8, Y8
+	VBROADCASTSS (DX)(R8*2), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y8, Y6, Y2
+	VCVTDQ2PS    Y9, Y9
+	VBROADCASTSS (R11)(R8*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y9, Y6, Y3
+	LEAQ         (CX)(DI*2), R11
+	VMOVDQU      (AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x02, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 16(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y6
+	VPBROADCASTD 16(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y7
+	VPBROADCASTD 16(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y8
+	VPBROADCASTD 16(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y9
+	VMOVDQU      32(AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x03, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 20(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 20(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 20(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 20(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      (AX), Y4
+	VPSRLW       $0x06, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 24(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 24(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 24(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 24(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      32(AX), Y4
+	VPSRLW       $0x06, Y4, Y4
+	VPAND        twoBits<>+0(SB), Y4, Y4
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x05, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 28(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 28(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 28(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 28(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVUPS      (R10), Y4
+	ADDQ         $0x20, R10
+	LEAQ         (DX)(R8*2), R11
+	VCVTDQ2PS    Y6, Y6
+	VBROADCASTSS (DX), Y10
+	VMULPS       Y10, Y4, Y10
+	VFMADD231PS  Y6, Y10, Y0
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS (DX)(R8*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y7, Y6, Y1
+	VCVTDQ2PS    Y8, Y8
+	VBROADCASTSS (DX)(R8*2), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y8, Y6, Y2
+	VCVTDQ2PS    Y9, Y9
+	VBROADCASTSS (R11)(R8*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y9, Y6, Y3
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         R9
+	JNE          t3x16x4block
+	TESTQ        BX, BX
+	JNE          t3x16x4span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y3, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table4x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table4x0x1(SB), NOSPLIT, $0-72
+	MOVQ           data+16(FP), AX
+	MOVQ           q+24(FP), CX
+	MOVQ           scale+32(FP), DX
+	MOVQ           blocks+40(FP), BX
+	VXORPS         Y0, Y0, Y0
+	MOVQ           table+64(FP), SI
+	VBROADCASTI128 (SI), Y2
+
+t4x0x1span:
+	MOVQ      span+48(FP), SI
+	CMPQ      SI, BX
+	CMOVQGT   BX, SI
+	SUBQ      SI, BX
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+
+t4x0x1block:
+	PREFETCHT0   4096(AX)
+	PREFETCHT0   4160(AX)
+	VMOVDQU      (AX), Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD (CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y3
+	VMOVDQU      32(AX), Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 4(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VMOVDQU      64(AX), Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 8(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VMOVDQU      96(AX), Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 12(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VMOVDQU      (AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 16(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VMOVDQU      32(AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 20(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VMOVDQU      64(AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 24(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VMOVDQU      96(AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y2, Y4
+	VPABSB       Y4, Y5
+	VPBROADCASTD 28(CX), Y6
+	VPSIGNB      Y4, Y6, Y6
+	VPMADDUBSW   Y6, Y5, Y6
+	VPMADDWD     ones<>+0(SB), Y6, Y6
+	VPADDD       Y6, Y3, Y3
+	VCVTDQ2PS    Y3, Y3
+	VBROADCASTSS (DX), Y4
+	VMULPS       Y4, Y1, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         SI
+	JNE          t4x0x1block
+	TESTQ        BX, BX
+	JNE          t4x0x1span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y0, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table4x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3
+TEXT ·avx2Table4x0x4(SB), NOSPLIT, $0-72
+	MOVQ           data+16(FP), AX
+	MOVQ           q+24(FP), CX
+	MOVQ           scale+32(FP), DX
+	MOVQ           blocks+40(FP), BX
+	MOVQ           BX, SI
+	SHLQ           $0x05, SI
+	MOVQ           BX, DI
+	SHLQ           $0x02, DI
+	VXORPS         Y0, Y0, Y0
+	VXORPS         Y1, Y1, Y1
+	VXORPS         Y2, Y2, Y2
+	VXORPS         Y3, Y3, Y3
+	MOVQ           table+64(FP), R8
+	VBROADCASTI128 (R8), Y5
+
+t4x0x4span:
+	MOVQ      span+48(FP), R8
+	CMPQ      R8, BX
+	CMOVQGT   BX, R8
+	SUBQ      R8, BX
+	VCVTPH2PS (AX), Y4
+	ADDQ      $0x10, AX
+
+t4x0x4block:
+	LEAQ         (CX)(SI*2), R9
+	VMOVDQU      (AX), Y10
+	VPAND        nibbles<>+0(SB), Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD (CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y6
+	VPBROADCASTD (CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y7
+	VPBROADCASTD (CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y8
+	VPBROADCASTD (R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y9
+	VMOVDQU      32(AX), Y10
+	VPAND        nibbles<>+0(SB), Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 4(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 4(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 4(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 4(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	VMOVDQU      64(AX), Y10
+	VPAND        nibbles<>+0(SB), Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 8(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 8(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 8(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 8(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	VMOVDQU      96(AX), Y10
+	VPAND        nibbles<>+0(SB), Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 12(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 12(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 12(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 12(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	LEAQ         (CX)(SI*2), R9
+	VMOVDQU      (AX), Y10
+	VPSRLW       $0x04, Y10, Y10
+	VPAND        nibbles<>+0(SB), Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 16(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 16(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 16(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 16(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	VMOVDQU      32(AX), Y10
+	VPSRLW       $0x04, Y10, Y10
+	VPAND        nibbles<>+0(SB), Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 20(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 20(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 20(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 20(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	VMOVDQU      64(AX), Y10
+	VPSRLW       $0x04, Y10, Y10
+	VPAND        nibbles<>+0(SB), Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 24(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 24(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 24(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 24(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	VMOVDQU      96(AX), Y10
+	VPSRLW       $0x04, Y10, Y10
+	VPAND        nibbles<>+0(SB), Y10, Y10
+	VPSHUFB      Y10, Y5, Y10
+	VPABSB       Y10, Y11
+	VPBROADCASTD 28(CX), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y6, Y6
+	VPBROADCASTD 28(CX)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD 28(CX)(SI*2), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y8, Y8
+	VPBROADCASTD 28(R9)(SI*1), Y12
+	VPSIGNB      Y10, Y12, Y12
+	VPMADDUBSW   Y12, Y11, Y12
+	VPMADDWD     ones<>+0(SB), Y12, Y12
+	VPADDD       Y12, Y9, Y9
+	LEAQ         (DX)(DI*2), R9
+	VCVTDQ2PS    Y6, Y6
+	VBROADCASTSS (DX), Y10
+	VMULPS       Y10, Y4, Y10
+	VFMADD231PS  Y6, Y10, Y0
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS (DX)(DI*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y7, Y6, Y1
+	VCVTDQ2PS    Y8, Y8
+	VBROADCASTSS (DX)(DI*2), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y8, Y6, Y2
+	VCVTDQ2PS    Y9, Y9
+	VBROADCASTSS (R9)(DI*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y9, Y6, Y3
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         R8
+	JNE          t4x0x4block
+	TESTQ        BX, BX
+	JNE          t4x0x4span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y3, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table4x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table4x32x1(SB), NOSPLIT, $512-72
+	MOVQ           data+16(FP), AX
+	MOVQ           q+24(FP), CX
+	MOVQ           scale+32(FP), DX
+	MOVQ           blocks+40(FP), BX
+	MOVQ           groups+56(FP), SI
+	VXORPS         Y0, Y0, Y0
+	MOVQ           table+64(FP), DI
+	VBROADCASTI128 (DI), Y2
+
+t4x32x1span:
+	MOVQ      span+48(FP), DI
+	CMPQ      DI, BX
+	CMOVQGT   BX, DI
+	SUBQ      DI, BX
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+	MOVQ      $0x0000000000000008, R8
+	CMPQ      R8, SI
+	CMOVQGT   SI, R8
+	SUBQ      R8, SI
+	LEAQ      1(R8), R9
+	SHRQ      $0x01, R9
+	SHLQ      $0x03, R9
+	MOVQ      AX, R10
+	ADDQ      AX, R9
+	LEAQ      3(R8), R8
+	SHRQ      $0x02, R8
+	LEAQ      (R9)(R8*8), AX
+	LEAQ      (SP), R11
+
+t4x32x1spread:
+	VPMOVZXBD (R10), Y3
+	VPMOVZXBD 8(R10), Y4
+	VPMOVZXBD (R9), Y5
+	VPAND     lowNibble<>+0(SB), Y3, Y6
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, (R11)
+	VPSRLD    $0x04, Y3, Y3
+	VPAND     lowNibble<>+0(SB), Y3, Y6
+	VPSRLD    $0x02, Y5, Y5
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, 32(R11)
+	VPAND     lowNibble<>+0(SB), Y4, Y6
+	VPSRLD    $0x02, Y5, Y5
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, 64(R11)
+	VPSRLD    $0x04, Y4, Y4
+	VPAND     lowNibble<>+0(SB), Y4, Y6
+	VPSRLD    $0x02, Y5, Y5
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, 96(R11)
+	ADDQ      $0x10, R10
+	ADDQ      $0x08, R9
+	ADDQ      $0x00000080, R11
+	DECQ      R8
+	JNE       t4x32x1spread
+	LEAQ      (SP), R8
+
+t4x32x1block:
+	PREFETCHT0   4096(AX)
+	PREFETCHT0   4160(AX)
+	VMOVDQU      (AX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD (CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y3
+	VMOVDQU      32(AX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 4(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      64(AX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 8(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      96(AX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 12(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      (AX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 16(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      32(AX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 20(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      64(AX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 24(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      96(AX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 28(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVUPS      (R8), Y1
+	ADDQ         $0x20, R8
+	VCVTDQ2PS    Y3, Y3
+	VBROADCASTSS (DX), Y4
+	VMULPS       Y4, Y1, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         DI
+	JNE          t4x32x1block
+	TESTQ        BX, BX
+	JNE          t4x32x1span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y0, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table4x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3
+TEXT ·avx2Table4x32x4(SB), NOSPLIT, $512-72
+	MOVQ           data+16(FP), AX
+	MOVQ           q+24(FP), CX
+	MOVQ           scale+32(FP), DX
+	MOVQ           blocks+40(FP), BX
+	MOVQ           groups+56(FP), SI
+	MOVQ           BX, DI
+	SHLQ           $0x05, DI
+	MOVQ           BX, R8
+	SHLQ           $0x02, R8
+	VXORPS         Y0, Y0, Y0
+	VXORPS         Y1, Y1, Y1
+	VXORPS         Y2, Y2, Y2
+	VXORPS         Y3, Y3, Y3
+	MOVQ           table+64(FP), R9
+	VBROADCASTI128 (R9), Y5
+
+t4x32x4span:
+	MOVQ      span+48(FP), R9
+	CMPQ      R9, BX
+	CMOVQGT   BX, R9
+	SUBQ      R9, BX
+	VCVTPH2PS (AX), Y4
+	ADDQ      $0x10, AX
+	MOVQ      $0x0000000000000008, R10
+	CMPQ      R10, SI
+	CMOVQGT   SI, R10
+	SUBQ      R10, SI
+	LEAQ      1(R10), R11
+	SHRQ      $0x01, R11
+	SHLQ      $0x03, R11
+	MOVQ      AX, R12
+	ADDQ      AX, R11
+	LEAQ      3(R10), R10
+	SHRQ      $0x02, R10
+	LEAQ      (R11)(R10*8), AX
+	LEAQ      (SP), R13
+
+t4x32x4spread:
+	VPMOVZXBD (R12), Y6
+	VPMOVZXBD 8(R12), Y7
+	VPMOVZXBD (R11), Y8
+	VPAND     lowNibble<>+0(SB), Y6, Y9
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, (R13)
+	VPSRLD    $0x04, Y6, Y6
+	VPAND     lowNibble<>+0(SB), Y6, Y9
+	VPSRLD    $0x02, Y8, Y8
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, 32(R13)
+	VPAND     lowNibble<>+0(SB), Y7, Y9
+	VPSRLD    $0x02, Y8, Y8
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, 64(R13)
+	VPSRLD    $0x04, Y7, Y7
+	VPAND     lowNibble<>+0(SB), Y7, Y9
+	VPSRLD    $0x02, Y8, Y8
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, 96(R13)
+	ADDQ      $0x10, R12
+	ADDQ      $0x08, R11
+	ADDQ      $0x00000080, R13
+	DECQ      R10
+	JNE       t4x32x4spread
+	LEAQ      (SP), R10
+
+t4x32x4block:
+	LEAQ         (CX)(DI*2), R11
+	VMOVDQU      (AX), Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD (CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y6
+	VPBROADCASTD (CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y7
+	VPBROADCASTD (CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y8
+	VPBROADCASTD (R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y9
+	VMOVDQU      32(AX), Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 4(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 4(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 4(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 4(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      64(AX), Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 8(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 8(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 8(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 8(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      96(AX), Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 12(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 12(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 12(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 12(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	LEAQ         (CX)(DI*2), R11
+	VMOVDQU      (AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 16(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 16(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 16(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 16(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      32(AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 20(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 20(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 20(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 20(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      64(AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 24(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 24(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 24(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 24(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      96(AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 28(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 28(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 28(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 28(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVUPS      (R10), Y4
+	ADDQ         $0x20, R10
+	LEAQ         (DX)(R8*2), R11
+	VCVTDQ2PS    Y6, Y6
+	VBROADCASTSS (DX), Y10
+	VMULPS       Y10, Y4, Y10
+	VFMADD231PS  Y6, Y10, Y0
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS (DX)(R8*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y7, Y6, Y1
+	VCVTDQ2PS    Y8, Y8
+	VBROADCASTSS (DX)(R8*2), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y8, Y6, Y2
+	VCVTDQ2PS    Y9, Y9
+	VBROADCASTSS (R11)(R8*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y9, Y6, Y3
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         R9
+	JNE          t4x32x4block
+	TESTQ        BX, BX
+	JNE          t4x32x4span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y3, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table4x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table4x16x1(SB), NOSPLIT, $512-72
+	MOVQ           data+16(FP), AX
+	MOVQ           q+24(FP), CX
+	MOVQ           scale+32(FP), DX
+	MOVQ           blocks+40(FP), BX
+	MOVQ           groups+56(FP), SI
+	VXORPS         Y0, Y0, Y0
+	MOVQ           table+64(FP), DI
+	VBROADCASTI128 (DI), Y2
+
+t4x16x1span:
+	MOVQ      span+48(FP), DI
+	CMPQ      DI, BX
+	CMOVQGT   BX, DI
+	SUBQ      DI, BX
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+	MOVQ      $0x0000000000000010, R8
+	CMPQ      R8, SI
+	CMOVQGT   SI, R8
+	SUBQ      R8, SI
+	LEAQ      1(R8), R9
+	SHRQ      $0x01, R9
+	SHLQ      $0x03, R9
+	MOVQ      AX, R10
+	ADDQ      AX, R9
+	LEAQ      3(R8), R8
+	SHRQ      $0x02, R8
+	LEAQ      (R9)(R8*8), AX
+	LEAQ      (SP), R11
+
+t4x16x1spread:
+	VPMOVZXBD (R10), Y3
+	VPMOVZXBD 8(R10), Y4
+	VPMOVZXBD (R9), Y5
+	VPAND     lowNibble<>+0(SB), Y3, Y6
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, (R11)
+	VPSRLD    $0x04, Y3, Y3
+	VPAND     lowNibble<>+0(SB), Y3, Y6
+	VPSRLD    $0x02, Y5, Y5
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, 32(R11)
+	VPAND     lowNibble<>+0(SB), Y4, Y6
+	VPSRLD    $0x02, Y5, Y5
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, 64(R11)
+	VPSRLD    $0x04, Y4, Y4
+	VPAND     lowNibble<>+0(SB), Y4, Y6
+	VPSRLD    $0x02, Y5, Y5
+	VPAND     lowPair<>+0(SB), Y5, Y7
+	VPSLLD    $0x04, Y7, Y7
+	VPOR      Y7, Y6, Y6
+	VPSUBD    subBias<>+0(SB), Y6, Y6
+	VCVTDQ2PS Y6, Y6
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   Y6, 96(R11)
+	ADDQ      $0x10, R10
+	ADDQ      $0x08, R9
+	ADDQ      $0x00000080, R11
+	DECQ      R8
+	JNE       t4x16x1spread
+	LEAQ      (SP), R8
+
+t4x16x1block:
+	PREFETCHT0   4096(AX)
+	PREFETCHT0   4160(AX)
+	VMOVDQU      (AX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD (CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y3
+	VMOVDQU      32(AX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 4(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      64(AX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 8(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      96(AX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 12(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVUPS      (R8), Y1
+	ADDQ         $0x20, R8
+	VCVTDQ2PS    Y3, Y3
+	VBROADCASTSS (DX), Y4
+	VMULPS       Y4, Y1, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	VMOVDQU      (AX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 16(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y3
+	VMOVDQU      32(AX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 20(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      64(AX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 24(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVDQU      96(AX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPABSB       Y1, Y4
+	VPBROADCASTD 28(CX), Y5
+	VPSIGNB      Y1, Y5, Y5
+	VPMADDUBSW   Y5, Y4, Y5
+	VPMADDWD     ones<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VMOVUPS      (R8), Y1
+	ADDQ         $0x20, R8
+	VCVTDQ2PS    Y3, Y3
+	VBROADCASTSS (DX), Y4
+	VMULPS       Y4, Y1, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         DI
+	JNE          t4x16x1block
+	TESTQ        BX, BX
+	JNE          t4x16x1span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y0, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table4x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3
+TEXT ·avx2Table4x16x4(SB), NOSPLIT, $512-72
+	MOVQ           data+16(FP), AX
+	MOVQ           q+24(FP), CX
+	MOVQ           scale+32(FP), DX
+	MOVQ           blocks+40(FP), BX
+	MOVQ           groups+56(FP), SI
+	MOVQ           BX, DI
+	SHLQ           $0x05, DI
+	MOVQ           BX, R8
+	SHLQ           $0x02, R8
+	VXORPS         Y0, Y0, Y0
+	VXORPS         Y1, Y1, Y1
+	VXORPS         Y2, Y2, Y2
+	VXORPS         Y3, Y3, Y3
+	MOVQ           table+64(FP), R9
+	VBROADCASTI128 (R9), Y5
+
+t4x16x4span:
+	MOVQ      span+48(FP), R9
+	CMPQ      R9, BX
+	CMOVQGT   BX, R9
+	SUBQ      R9, BX
+	VCVTPH2PS (AX), Y4
+	ADDQ      $0x10, AX
+	MOVQ      $0x0000000000000010, R10
+	CMPQ      R10, SI
+	CMOVQGT   SI, R10
+	SUBQ      R10, SI
+	LEAQ      1(R10), R11
+	SHRQ      $0x01, R11
+	SHLQ      $0x03, R11
+	MOVQ      AX, R12
+	ADDQ      AX, R11
+	LEAQ      3(R10), R10
+	SHRQ      $0x02, R10
+	LEAQ      (R11)(R10*8), AX
+	LEAQ      (SP), R13
+
+t4x16x4spread:
+	VPMOVZXBD (R12), Y6
+	VPMOVZXBD 8(R12), Y7
+	VPMOVZXBD (R11), Y8
+	VPAND     lowNibble<>+0(SB), Y6, Y9
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, (R13)
+	VPSRLD    $0x04, Y6, Y6
+	VPAND     lowNibble<>+0(SB), Y6, Y9
+	VPSRLD    $0x02, Y8, Y8
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, 32(R13)
+	VPAND     lowNibble<>+0(SB), Y7, Y9
+	VPSRLD    $0x02, Y8, Y8
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, 64(R13)
+	VPSRLD    $0x04, Y7, Y7
+	VPAND     lowNibble<>+0(SB), Y7, Y9
+	VPSRLD    $0x02, Y8, Y8
+	VPAND     lowPair<>+0(SB), Y8, Y10
+	VPSLLD    $0x04, Y10, Y10
+	VPOR      Y10, Y9, Y9
+	VPSUBD    subBias<>+0(SB), Y9, Y9
+	VCVTDQ2PS Y9, Y9
+	VMULPS    Y4, Y9, Y9
+	VMOVUPS   Y9, 96(R13)
+	ADDQ      $0x10, R12
+	ADDQ      $0x08, R11
+	ADDQ      $0x00000080, R13
+	DECQ      R10
+	JNE       t4x16x4spread
+	LEAQ      (SP), R10
+
+t4x16x4block:
+	LEAQ         (CX)(DI*2), R11
+	VMOVDQU      (AX), Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD (CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y6
+	VPBROADCASTD (CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y7
+	VPBROADCASTD (CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y8
+	VPBROADCASTD (R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y9
+	VMOVDQU      32(AX), Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 4(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 4(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 4(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 4(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      64(AX), Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 8(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 8(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 8(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 8(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      96(AX), Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 12(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 12(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 12(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 12(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVUPS      (R10), Y4
+	ADDQ         $0x20, R10
+	LEAQ         (DX)(R8*2), R11
+	VCVTDQ2PS    Y6, Y6
+	VBROADCASTSS (DX), Y10
+	VMULPS       Y10, Y4, Y10
+	VFMADD231PS  Y6, Y10, Y0
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS (DX)(R8*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y7, Y6, Y1
+	VCVTDQ2PS    Y8, Y8
+	VBROADCASTSS (DX)(R8*2), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y8, Y6, Y2
+	VCVTDQ2PS    Y9, Y9
+	VBROADCASTSS (R11)(R8*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y9, Y6, Y3
+	LEAQ         (CX)(DI*2), R11
+	VMOVDQU      (AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 16(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y6
+	VPBROADCASTD 16(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y7
+	VPBROADCASTD 16(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y8
+	VPBROADCASTD 16(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y9
+	VMOVDQU      32(AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 20(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 20(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 20(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 20(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      64(AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 24(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 24(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 24(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 24(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVDQU      96(AX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        nibbles<>+0(SB), Y4, Y4
+	VPSHUFB      Y4, Y5, Y4
+	VPABSB       Y4, Y10
+	VPBROADCASTD 28(CX), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y6, Y6
+	VPBROADCASTD 28(CX)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VPBROADCASTD 28(CX)(DI*2), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 28(R11)(DI*1), Y11
+	VPSIGNB      Y4, Y11, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPADDD       Y11, Y9, Y9
+	VMOVUPS      (R10), Y4
+	ADDQ         $0x20, R10
+	LEAQ         (DX)(R8*2), R11
+	VCVTDQ2PS    Y6, Y6
+	VBROADCASTSS (DX), Y10
+	VMULPS       Y10, Y4, Y10
+	VFMADD231PS  Y6, Y10, Y0
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS (DX)(R8*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y7, Y6, Y1
+	VCVTDQ2PS    Y8, Y8
+	VBROADCASTSS (DX)(R8*2), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y8, Y6, Y2
+	VCVTDQ2PS    Y9, Y9
+	VBROADCASTSS (R11)(R8*1), Y6
+	VMULPS       Y6, Y4, Y6
+	VFMADD231PS  Y9, Y6, Y3
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         R9
+	JNE          t4x16x4block
+	TESTQ        BX, BX
+	JNE          t4x16x4span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y3, (AX)
 	VZEROUPPER
 	RET
 

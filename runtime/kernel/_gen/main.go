@@ -19,6 +19,7 @@ func main() {
 	ConstraintExpr("amd64,!noasm")
 	constants()
 	exponentials()
+	tableConstants()
 	quantize()
 	for _, bits := range []int{4, 8} {
 		panels(bits, 1, 1)
@@ -29,6 +30,7 @@ func main() {
 		panels512(bits, 1)
 		panels512(bits, 4)
 	}
+	tables()
 	dense(4, 3)
 	dense(4, 1)
 	dense512(4, 5)

@@ -1,0 +1,82 @@
+package kernel
+
+import (
+	"encoding/binary"
+
+	"qtool/formats/half"
+	"qtool/formats/packed"
+)
+
+// byTable reports whether the codes of a scheme are multiplied by way of a table of what they stand for: those
+// with a codebook, those of 3 bits, and those whose scales have two levels.
+func byTable(s packed.Scheme) bool { return s.Codebook || s.TwoLevel || s.Bits == 3 }
+
+// table gives what the codes of a matrix stand for before they are scaled.
+func table(m packed.Matrix) (t [16]int8) {
+	if book := m.Book(); book != nil {
+		return *book
+	}
+	for i := range int8(1) << m.Scheme.Bits {
+		t[i] = i - int8(1)<<(m.Scheme.Bits-1)
+	}
+	return t
+}
+
+// tableGeneric defines the product of a panel whose codes stand for the entries of a table: in each group the integers
+// Σ table[code]·q are exact and then scaled; groups of 16 are half a block.
+func tableGeneric(p panelArgs) {
+	size := p.scheme.PanelBytes(p.cols)
+	for i := range p.panels {
+		for t := range p.tokens {
+			var acc [packed.Panel]float32
+			tableToken(&acc, p, p.data[i*size:(i+1)*size], t)
+			copy(p.out[t*p.stride+i*packed.Panel:], acc[:])
+		}
+	}
+}
+
+// tableToken multiplies one panel with one token.
+func tableToken(acc *[packed.Panel]float32, p panelArgs, data []byte, t int) {
+	s := p.scheme
+	blocks := (p.cols + packed.Block - 1) / packed.Block
+	q, scale := p.q[t*blocks*packed.Block:], p.scale[t*blocks:]
+	group := min(s.Group, packed.Block) // columns under one scale within a block
+	for col := 0; col < p.cols; {
+		n := min(s.Span(), p.cols-col)
+		head := data[:s.HeadBytes(n)]
+		data = data[len(head):]
+		for b := 0; b < n; b += packed.Block {
+			block := data[:s.BlockBytes()]
+			data = data[len(block):]
+			x := (*[packed.Block]int8)(q[col+b:])
+			for from := 0; from < min(packed.Block, n-b); from += group {
+				dots := tableDots(&p.table, block, x, s.Bits, from, from+group)
+				for r, d := range dots {
+					f := half.F16ToF32(binary.LittleEndian.Uint16(head[2*r:]))
+					if s.TwoLevel {
+						f *= float32(packed.SubScale(head[2*packed.Panel:], s.Groups(n), (b+from)/s.Group, r))
+					}
+					acc[r] += float32(f*scale[(col+b)/packed.Block]) * float32(d)
+				}
+			}
+		}
+		col += n
+	}
+}
+
+// tableDots gives Σ table[code]·q over columns first … last-1 of a block, a row each.
+func tableDots(table *[16]int8, block []byte, q *[packed.Block]int8, bits, first, last int) (dots [packed.Panel]int32) {
+	for k := first; k < last; k++ {
+		x := int32(q[k])
+		for r := range dots {
+			var code int8
+			if bits == 3 {
+				code = packed.Code3(block, r, k)
+			} else {
+				code = int8(block[k%16/4*32+4*r+k%4] >> (k / 16 * 4) & 15)
+			}
+			dots[r] += int32(table[code]) * x
+		}
+	}
+	return dots
+}
