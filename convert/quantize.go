@@ -25,6 +25,8 @@ type Options struct {
 	Output  string // path of the file to be written
 	Threads int
 	Version string // of the program, kept in the file
+	// Calibration, if not nil, is what linear layers are quantized by; else rows are rounded as they stand.
+	Calibration *Calibration
 	// Progress, if set, is told how many weights are done of all, and the tensor at hand.
 	Progress func(done, total int64, tensor string)
 }
@@ -97,6 +99,11 @@ func (q *quantization) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, q.work.close()) }()
 	q.result.Discarded = q.work.discarded
 	q.result.Resumed = len(q.work.done)
+	if q.options.Calibration != nil {
+		if err := q.calibrate(ctx); err != nil {
+			return err
+		}
+	}
 	if err := q.tensors(ctx); err != nil {
 		return err
 	}
@@ -142,7 +149,10 @@ func (q *quantization) key() (string, error) {
 }
 
 // tensors writes what is not finished yet.
-func (q *quantization) tensors(ctx context.Context) error {
+func (q *quantization) tensors(ctx context.Context) error { return q.streamed(ctx, q.plan.Decisions) }
+
+// streamed writes those of the tensors that are not finished yet.
+func (q *quantization) streamed(ctx context.Context, decisions []Decision) error {
 	set, err := kernel.Best()
 	if err != nil {
 		return err
@@ -153,6 +163,10 @@ func (q *quantization) tensors(ctx context.Context) error {
 		total += int64(d.Tensor.Elements())
 		if _, ok := q.work.done[d.Tensor.Name]; ok {
 			done += int64(d.Tensor.Elements())
+		}
+	}
+	for _, d := range decisions {
+		if _, ok := q.work.done[d.Tensor.Name]; ok {
 			continue
 		}
 		it, err := d.item(set, q.plan.Recipe)

@@ -81,7 +81,13 @@ type Recipe struct {
 	Head       Choice     `json:"head"`       // the output projection
 	Rule       quant.Rule `json:"scale_rule"`
 	Overrides  []Override `json:"overrides,omitempty"`
-	Clamp      bool       `json:"clamp,omitempty"` // values beyond a type's range are cut to it
+	// Method, Refine, Damping and Order say how linear layers are quantized by calibration; without it the method is rtn.
+	Method      quant.Method `json:"method,omitempty"`
+	Refine      int          `json:"refine,omitempty"`      // rounds of coordinate descent
+	Damping     float64      `json:"damping,omitempty"`     // of the Hessian, as a share of its mean diagonal
+	InOrder     bool         `json:"in_order,omitempty"`    // columns as they stand, not those of the largest inputs first
+	Calibration string       `json:"calibration,omitempty"` // digest of the data
+	Clamp       bool         `json:"clamp,omitempty"`       // values beyond a type's range are cut to it
 }
 
 // DefaultRecipe quantizes linear layers as linear says, embedding and head at 8 bits, by searched scales.
@@ -98,6 +104,16 @@ func (r Recipe) Validate() error {
 	}
 	_, err := quant.ParseRule(string(r.Rule))
 	return err
+}
+
+// inputs are the options for preparing the statistics of a layer's inputs.
+func (r Recipe) inputs() quant.InputOptions {
+	return quant.InputOptions{Damping: r.Damping, InOrder: r.InOrder}
+}
+
+// matrix are the options for quantizing a matrix.
+func (r Recipe) matrix(s packed.Scheme) quant.MatrixOptions {
+	return quant.MatrixOptions{Scheme: s, Rule: r.Rule, Method: r.Method, Refine: r.Refine}
 }
 
 // json gives the recipe as the packed file keeps it.

@@ -47,6 +47,8 @@ type outcome struct {
 	digest  packed.Digest // of the bytes written
 	source  packed.Digest // of the values read
 	clamped int
+	// calibration, if not nil, says how quantizing by inputs went.
+	calibration *CalibrationFigures
 }
 
 // streamer writes items to a file: several threads encode pieces, one writes them in order.

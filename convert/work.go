@@ -41,6 +41,8 @@ type journalLine struct {
 	Digest  string `json:"digest,omitempty"`
 	Source  string `json:"source,omitempty"`
 	Clamped int    `json:"clamped,omitempty"`
+
+	Calibration *CalibrationFigures `json:"calibration,omitempty"`
 }
 
 // openWork opens or makes the folder for an output of size bytes. place gives the offset and size of a
@@ -178,7 +180,7 @@ func (w *work) recall(l journalLine, place func(string) (int64, int64, bool)) er
 		return err
 	}
 	if packed.Digest(h.Sum128().Bytes()) == o.digest {
-		o.clamped = l.Clamped
+		o.clamped, o.calibration = l.Clamped, l.Calibration
 		w.done[l.Tensor] = o
 	}
 	return nil
@@ -187,7 +189,7 @@ func (w *work) recall(l journalLine, place func(string) (int64, int64, bool)) er
 // finish notes that a tensor is written.
 func (w *work) finish(tensor string, o outcome) error {
 	w.done[tensor] = o
-	return w.note(journalLine{Tensor: tensor, Digest: o.digest.String(), Source: o.source.String(), Clamped: o.clamped})
+	return w.note(journalLine{Tensor: tensor, Digest: o.digest.String(), Source: o.source.String(), Clamped: o.clamped, Calibration: o.calibration})
 }
 
 func (w *work) note(l journalLine) error {

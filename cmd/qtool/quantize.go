@@ -28,6 +28,7 @@ type quantizeOptions struct {
 	scheme           string
 	embeddings, head string
 	rule             string
+	calibration      calibrationOptions
 	overrides        []string
 	output           string
 	clamp            bool
@@ -92,6 +93,7 @@ The same source and flags give the same bytes.`,
 	f.StringVar(&o.embeddings, "embeddings", "w8", "scheme or type of the token embedding: w8, w4g32, f16, keep, …")
 	f.StringVar(&o.head, "head", "w8", "scheme or type of the output projection")
 	f.StringVar(&o.rule, "scale-rule", string(quant.Search), "how scales are chosen: search, or absmax (the plain rule, faster)")
+	o.calibration.addFlags(cmd)
 	f.StringArrayVar(&o.overrides, "tensor", nil, "PATTERN=SCHEME for tensors by name; * matches within dots, ** anything; the last match counts")
 	f.StringVarP(&o.output, "output", "o", "", "packed file to write (default: MODEL-w4.qpk in the current folder)")
 	f.BoolVar(&o.clamp, "clamp", false, "cut values beyond the range of a plain type instead of failing")
@@ -134,6 +136,9 @@ func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
 			return r, usagef("--tensor %w", err)
 		}
 		r.Overrides = append(r.Overrides, over)
+	}
+	if err := o.calibration.apply(cmd, &r); err != nil {
+		return r, err
 	}
 	if err := r.Validate(); err != nil {
 		return r, usageError{err}
@@ -206,6 +211,10 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
+	calibration, err := o.calibration.read(m, &recipe)
+	if err != nil {
+		return nil, err
+	}
 	plan, err := convert.NewPlan(m, recipe)
 	if err != nil {
 		return nil, err
@@ -226,7 +235,7 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	}
 	var bar *progress
 	result, err := convert.Quantize(ctx, m, plan, convert.Options{
-		Output: o.output, Threads: threads, Version: release,
+		Output: o.output, Threads: threads, Version: release, Calibration: calibration,
 		Progress: func(done, total int64, tensor string) {
 			if bar == nil {
 				bar = newProgress("quantize", total, false, o.quiet)

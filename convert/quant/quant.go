@@ -61,22 +61,35 @@ type Quantizer struct {
 	kernels *kernel.Set
 	scheme  packed.Scheme
 	rule    Rule
+	grid    *grid
 	equal   []float32 // ones: importances where nothing is known of a layer's inputs
+
+	ideal, costs []float32 // of the scales of a span
 }
 
 // New returns a quantizer that runs the loops of a set. Every set gives the same codes.
 func New(k *kernel.Set, s packed.Scheme, r Rule) *Quantizer {
 	q := &Quantizer{kernels: k, scheme: s, rule: r, equal: make([]float32, s.Group)}
+	q.grid = newGrid(s, nil)
+	if s.Codebook {
+		q.setBook(initialBook(s.Bits))
+	}
 	for i := range q.equal {
 		q.equal[i] = 1
 	}
 	return q
 }
 
+// setBook sets what codes stand for.
+func (q *Quantizer) setBook(book *[16]int8) { q.grid = newGrid(q.scheme, book) }
+
 // Row quantizes row, of which NewCodes(scheme, len(row)) made dst. importance has an element a
 // column, or is nil where nothing is known of the inputs: then all errors count alike, as a plain squared
 // error is, on average over inputs, the error of the layer's output. The error is a *ValueError.
 func (q *Quantizer) Row(dst packed.Codes, row, importance []float32) error {
+	if q.scheme.Codebook || q.scheme.TwoLevel {
+		return q.tableRow(dst, row, importance)
+	}
 	group := q.scheme.Group
 	for g, at := 0, 0; at < len(row); g, at = g+1, at+group {
 		end := min(at+group, len(row))
@@ -131,10 +144,11 @@ func notFinite(w []float32, at int) error {
 func (q *Quantizer) symmetric(codes []int8, w, importance []float32, most float32) uint16 {
 	least, high, offset := int8(-127), int8(127), int8(0)
 	divisor := float32(127)
-	if q.scheme.Bits == 4 {
+	if q.scheme.Bits < 8 {
 		// The range of the codes has one step more below than above: the weight of largest
 		// magnitude goes there, by a scale of its sign.
-		least, high, offset, divisor = -8, 7, 8, -8
+		offset = int8(1) << (q.scheme.Bits - 1)
+		least, high, divisor = -offset, offset-1, -float32(offset)
 	}
 	scale := half.F32ToF16(most / divisor)
 	if q.rule == Search && most != 0 && scale&0x7fff < 0x7c00 {

@@ -37,7 +37,7 @@ func squaredError(t *testing.T, s packed.Scheme, rule quant.Rule, row, importanc
 		require.LessOrEqual(t, int(code), most)
 	}
 	back := make([]float32, len(row))
-	s.Dequantize(back, c)
+	s.Dequantize(back, c, nil)
 	var sum float64
 	for i := range row {
 		d, a := float64(row[i])-float64(back[i]), 1.0
@@ -58,7 +58,7 @@ func TestAbsMaxBound(t *testing.T) {
 			c := packed.NewCodes(s, cols)
 			require.NoError(t, quant.New(kernel.Generic(), s, quant.AbsMax).Row(c, row, nil))
 			back := make([]float32, cols)
-			s.Dequantize(back, c)
+			s.Dequantize(back, c, nil)
 			for i, v := range row {
 				step := math.Abs(float64(half.F16ToF32(c.Scales[i/s.Group])))
 				slack := 0.52 // half precision of the scale moves the ends of the range a little
@@ -155,13 +155,13 @@ func TestSpecialRows(t *testing.T) {
 			back := make([]float32, 70)
 
 			require.NoError(t, q.Row(c, make([]float32, 70), nil))
-			s.Dequantize(back, c)
+			s.Dequantize(back, c, nil)
 			require.Equal(t, make([]float32, 70), back, "%s %s: zeros stay zeros", s, rule)
 
 			row := make([]float32, 70)
 			row[3], row[40], row[69] = float32(math.Copysign(0, -1)), math.SmallestNonzeroFloat32, 1
 			require.NoError(t, q.Row(c, row, nil))
-			s.Dequantize(back, c)
+			s.Dequantize(back, c, nil)
 			require.InDelta(t, 1, back[69], 0.01)
 			require.Zero(t, back[3])
 

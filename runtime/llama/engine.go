@@ -8,6 +8,7 @@ import (
 
 	"qtool/formats/arch"
 	"qtool/formats/checkpoint"
+	"qtool/formats/packed"
 	"qtool/runtime/kernel"
 	"qtool/runtime/pool"
 )
@@ -32,6 +33,9 @@ type Engine struct {
 	pool    *pool.Pool
 
 	embedding *checkpoint.Tensor
+	// packedEmbedding, if set, is read in its place.
+	packedEmbedding *packed.Matrix
+	codes           packed.Codes // of a row of it
 	layers    []layer
 	norm      []float32
 	head      linear
@@ -54,6 +58,7 @@ type layer struct {
 // linear is a matrix that activations are multiplied with, and its bias.
 type linear struct {
 	tensor *checkpoint.Tensor
+	matrix *packed.Matrix // what is multiplied with where it is packed; else nil
 	rows   int
 	cols   int
 	bias   []float32 // nil for none
@@ -97,6 +102,9 @@ func (e *Engine) Close() { e.pool.Close() }
 
 // Config describes the model.
 func (e *Engine) Config() *arch.Config { return e.config }
+
+// EmbeddingName is the name of the embedding's tensor.
+func (e *Engine) EmbeddingName() string { return e.embedding.Name }
 
 // Vocab is the number of logits at a position.
 func (e *Engine) Vocab() int { return e.head.rows }
@@ -153,7 +161,7 @@ func (l *loader) linear(prefix string, bias bool) linear {
 	if l.err != nil {
 		return linear{}
 	}
-	out := linear{tensor: t, rows: t.Rows(), cols: t.Cols()}
+	out := newLinear(t)
 	if bias {
 		out.bias = l.vector(prefix + ".bias")
 	}
@@ -201,5 +209,14 @@ func (l *loader) head(c *arch.Config) linear {
 	if l.err != nil {
 		return linear{}
 	}
-	return linear{tensor: t, rows: t.Rows(), cols: t.Cols()}
+	return newLinear(t)
+}
+
+func newLinear(t *checkpoint.Tensor) linear {
+	l := linear{tensor: t, rows: t.Rows(), cols: t.Cols()}
+	if t.Packed() {
+		m := t.Matrix()
+		l.matrix = &m
+	}
+	return l
 }

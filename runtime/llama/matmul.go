@@ -24,7 +24,7 @@ type product struct {
 // the number of threads.
 func (p product) units() int {
 	n := rowsPerTile
-	if p.w.tensor.Packed() {
+	if p.w.matrix != nil {
 		n = panelsPerUnit * packed.Panel
 	}
 	return (p.w.rows + n - 1) / n
@@ -35,10 +35,15 @@ func (p product) units() int {
 func (s *Session) multiply(x []float32, tokens, stride int, products ...product) error {
 	e := s.engine
 	cols := products[0].w.cols
+	if s.tap != nil {
+		if err := s.tap(products[0].w.tensor.Name, x[:tokens*cols], tokens, cols); err != nil {
+			return err
+		}
+	}
 	needCodes, fine := false, false
 	total := 0
 	for _, p := range products {
-		needCodes = needCodes || p.w.tensor.Packed()
+		needCodes = needCodes || p.w.matrix != nil
 		fine = fine || p.fine()
 		total += p.units()
 	}
@@ -66,7 +71,7 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 				unit -= n
 				continue
 			}
-			if p.w.tensor.Packed() {
+			if p.w.matrix != nil {
 				s.multiplyPanels(p, unit, tokens, stride, &e.scratch[worker])
 			} else {
 				failed.note(e.multiplyTile(p, unit, tokens, stride, x, &e.scratch[worker]))
@@ -79,11 +84,11 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 
 // fine reports whether the matrix is multiplied with activations of 16 bits, as two planes of 8: where weights have 8
 // bits, activations of 8 would lose as much as the weights do.
-func (p product) fine() bool { return p.w.tensor.Packed() && p.w.tensor.Matrix().Scheme.Bits == 8 }
+func (p product) fine() bool { return p.w.matrix != nil && p.w.matrix.Scheme.Bits == 8 }
 
 // multiplyPanels multiplies a unit of a packed matrix.
 func (s *Session) multiplyPanels(p *product, unit, tokens, stride int, w *workerScratch) {
-	set, m := s.engine.kernels, p.w.tensor.Matrix()
+	set, m := s.engine.kernels, *p.w.matrix
 	panel := unit * panelsPerUnit
 	panels := min(panelsPerUnit, m.PanelCount()-panel)
 	first := panel * packed.Panel

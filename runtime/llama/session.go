@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"qtool/formats/mapped"
+	"qtool/formats/packed"
 	"qtool/runtime/kernel"
 )
 
@@ -21,6 +22,7 @@ type Session struct {
 	rooms   int          // positions that the cache has room for
 	long    bool         // keys are rotated by longrope's second set of frequencies
 	turns   []rotation   // by kind of layer: see rotations
+	tap     Tap          // nil but in a Blocks
 
 	codes  kernel.Activations // of the input of the products at hand
 	rest   kernel.Activations // what these left, for products that need more than 8 bits
@@ -134,16 +136,8 @@ func (s *Session) layers(tokens []int32) error {
 	e, c := s.engine, s.engine.config
 	n := len(tokens)
 	s.x = room(s.x, n*c.Hidden)
-	for t, id := range tokens {
-		row := s.x[t*c.Hidden : (t+1)*c.Hidden]
-		if err := e.embedding.ReadRows(row, int(id), 1, &e.rows); err != nil {
-			return err
-		}
-		if c.EmbedScale != 1 {
-			for i := range row {
-				row[i] *= float32(c.EmbedScale)
-			}
-		}
+	if err := e.embed(s.x, tokens); err != nil {
+		return err
 	}
 	s.rotations(len(s.tokens), n)
 	for i := range e.layers {
@@ -152,6 +146,28 @@ func (s *Session) layers(tokens []int32) error {
 		}
 		if err := s.feedForward(&e.layers[i], n); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// embed writes the embeddings of tokens, scaled as the architecture has it.
+func (e *Engine) embed(dst []float32, tokens []int32) error {
+	c := e.config
+	for t, id := range tokens {
+		row := dst[t*c.Hidden : (t+1)*c.Hidden]
+		if m := e.packedEmbedding; m != nil {
+			if len(e.codes.Codes) == 0 {
+				e.codes = packed.NewCodes(m.Scheme, m.Cols)
+			}
+			m.DequantizeRow(row, int(id), e.codes)
+		} else if err := e.embedding.ReadRows(row, int(id), 1, &e.rows); err != nil {
+			return err
+		}
+		if c.EmbedScale != 1 {
+			for i := range row {
+				row[i] *= float32(c.EmbedScale)
+			}
 		}
 	}
 	return nil

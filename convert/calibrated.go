@@ -1,0 +1,295 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/zeebo/xxh3"
+
+	"qtool/calibrate"
+	"qtool/convert/quant"
+	"qtool/formats/packed"
+	"qtool/runtime/kernel"
+	"qtool/runtime/linalg"
+	"qtool/runtime/llama"
+	"qtool/runtime/pool"
+)
+
+// Calibration is the text that a model is run on while it is quantized, block by block: each block sees what the quantized ones
+// before it make of the text.
+type Calibration struct {
+	Sequences [][]int32 // of equal length
+	MaxMemory int64     // for hidden states, in bytes, before they go to disk; 0: no limit
+}
+
+// errSeen ends a block once the inputs of the layers at hand have been seen.
+var errSeen = errors.New("inputs seen")
+
+// calibrated quantizes the linear layers of the blocks one after another, on the text.
+type calibrated struct {
+	*quantization
+	engine    *llama.Engine
+	blocks    *llama.Blocks
+	pool      *pool.Pool
+	solver    *linalg.Solver
+	states    *calibrate.States
+	length    int // tokens of a sequence
+	decisions map[string]Decision
+	done      int64 // weights
+	total     int64
+}
+
+// calibrate quantizes what needs the text, and leaves the rest to tensors.
+func (q *quantization) calibrate(ctx context.Context) (err error) {
+	set, err := kernel.Best()
+	if err != nil {
+		return err
+	}
+	cal := q.options.Calibration
+	if len(cal.Sequences) == 0 || len(cal.Sequences[0]) == 0 {
+		return fmt.Errorf("calibration: %w", calibrate.ErrNoData)
+	}
+	c := &calibrated{quantization: q, length: len(cal.Sequences[0]), decisions: make(map[string]Decision)}
+	if c.engine, err = llama.New(q.model, llama.Options{Threads: q.options.Threads}); err != nil {
+		return err
+	}
+	defer c.engine.Close()
+	c.pool = pool.New(q.options.Threads)
+	defer c.pool.Close()
+	c.solver, c.blocks = linalg.New(set, c.pool), c.engine.Blocks()
+	for _, d := range q.plan.Decisions {
+		c.decisions[d.Tensor.Name] = d
+		c.total += int64(d.Tensor.Elements())
+		if _, ok := q.work.done[d.Tensor.Name]; ok {
+			c.done += int64(d.Tensor.Elements())
+		}
+	}
+	return c.run(ctx)
+}
+
+func (c *calibrated) run(ctx context.Context) (err error) {
+	hidden := c.engine.Config().Hidden
+	sequences := c.options.Calibration.Sequences
+	c.states, err = calibrate.NewStates(len(sequences), c.length*hidden, c.options.Calibration.MaxMemory, filepath.Dir(c.options.Output))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.states.Close()) }()
+	// Embeddings have no inputs to calibrate on, and come first: what they are stored as is what the blocks see.
+	if err := c.plainly(ctx, c.engine.EmbeddingName()); err != nil {
+		return err
+	}
+	for i, tokens := range sequences {
+		x := make([]float32, c.length*hidden)
+		if err := c.blocks.Embed(x, tokens); err != nil {
+			return fmt.Errorf("calibration sequence %d: %w", i, err)
+		}
+		if err := c.states.Put(i, x); err != nil {
+			return err
+		}
+	}
+	for layer := range c.blocks.Count() {
+		for _, group := range c.blocks.Linears(layer) {
+			if err := c.group(ctx, layer, group); err != nil {
+				return err
+			}
+		}
+		if err := c.advance(ctx, layer); err != nil {
+			return err
+		}
+	}
+	return c.head()
+}
+
+// plainly quantizes one tensor without inputs, and lets it stand in the engine.
+func (c *calibrated) plainly(ctx context.Context, name string) error {
+	d := c.decisions[name]
+	if _, ok := c.work.done[name]; !ok {
+		if err := c.streamed(ctx, []Decision{d}); err != nil {
+			return err
+		}
+	}
+	return c.recall(d)
+}
+
+// recall lets a finished tensor stand in the engine.
+func (c *calibrated) recall(d Decision) error {
+	if d.Scheme == nil {
+		return nil
+	}
+	place := c.places[d.Tensor.Name]
+	data := make([]byte, place.Size)
+	if _, err := c.work.data.ReadAt(data, place.Offset); err != nil {
+		return err
+	}
+	m, err := packed.NewMatrix(*d.Scheme, d.Tensor.Rows(), d.Tensor.Cols(), data)
+	if err != nil {
+		return err
+	}
+	return c.blocks.Replace(d.Tensor.Name, m)
+}
+
+// advance takes the hidden states through a block.
+func (c *calibrated) advance(ctx context.Context, layer int) error {
+	for i := range c.options.Calibration.Sequences {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		x, err := c.states.Get(i)
+		if err != nil {
+			return err
+		}
+		if err := c.blocks.Run(layer, x, c.length, nil); err != nil {
+			return err
+		}
+		if err := c.states.Put(i, x); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// group quantizes the linear layers that share an input.
+func (c *calibrated) group(ctx context.Context, layer int, names []string) error {
+	var open []Decision
+	for _, name := range names {
+		d := c.decisions[name]
+		if _, ok := c.work.done[name]; ok {
+			if err := c.recall(d); err != nil {
+				return err
+			}
+			continue
+		}
+		if d.Scheme == nil || d.Tensor.Packed() {
+			continue // the rest's
+		}
+		open = append(open, d)
+	}
+	if len(open) == 0 {
+		return nil
+	}
+	gram := calibrate.NewGram(c.solver, open[0].Tensor.Cols())
+	tap := func(name string, x []float32, tokens, _ int) error {
+		if name != names[0] {
+			return nil
+		}
+		if err := gram.Add(x, tokens); err != nil {
+			return fmt.Errorf("inputs of %q: %w", name, err)
+		}
+		return errSeen
+	}
+	for i := range c.options.Calibration.Sequences {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		x, err := c.states.Get(i)
+		if err != nil {
+			return err
+		}
+		if err := c.blocks.Run(layer, x, c.length, tap); !errors.Is(err, errSeen) {
+			if err == nil {
+				err = fmt.Errorf("the inputs of %q were not seen", names[0])
+			}
+			return err
+		}
+	}
+	in, err := quant.NewInputs(c.solver, gram.Mean(), gram.Cols, c.plan.Recipe.inputs())
+	if err != nil {
+		return fmt.Errorf("inputs of %q: %w", names[0], err)
+	}
+	return c.matrices(ctx, open, in)
+}
+
+// matrices quantizes tensors that share an input.
+func (c *calibrated) matrices(ctx context.Context, open []Decision, in *quant.Inputs) error {
+	for _, d := range open {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := c.matrix(d, in); err != nil {
+			return fmt.Errorf("tensor %q: %w", d.Tensor.Name, err)
+		}
+		c.done += int64(d.Tensor.Elements())
+		if c.options.Progress != nil {
+			c.options.Progress(c.done, c.total, d.Tensor.Name)
+		}
+	}
+	return nil
+}
+
+func (c *calibrated) matrix(d Decision, in *quant.Inputs) error {
+	t := d.Tensor
+	rows, cols := t.Rows(), t.Cols()
+	w := make([]float32, rows*cols)
+	if err := t.ReadAll(w); err != nil {
+		return err
+	}
+	result, err := quant.Matrix(c.solver, w, rows, cols, in, c.plan.Recipe.matrix(*d.Scheme))
+	if err != nil {
+		return err
+	}
+	place := c.places[t.Name]
+	if _, err := c.work.data.WriteAt(result.Matrix.Data, place.Offset); err != nil {
+		return err
+	}
+	it := packing(c.solver.Kernels(), t, *d.Scheme, c.plan.Recipe.Rule)
+	o := outcome{digest: packed.Sum(result.Matrix.Data), source: sourceDigest(&it, w), calibration: &CalibrationFigures{
+		Error: result.Error, Damping: in.Damping, DampingRaised: in.Raised, DeadInputs: in.Dead,
+	}}
+	if err := c.work.finish(t.Name, o); err != nil {
+		return err
+	}
+	return c.blocks.Replace(t.Name, result.Matrix)
+}
+
+// head quantizes an output projection of its own.
+func (c *calibrated) head() error {
+	name := c.blocks.Head()
+	d, ok := c.decisions[name]
+	if !ok || name == c.engine.EmbeddingName() || d.Scheme == nil || d.Tensor.Packed() {
+		return nil
+	}
+	if _, ok := c.work.done[name]; ok {
+		return nil
+	}
+	hidden := c.engine.Config().Hidden
+	gram := calibrate.NewGram(c.solver, hidden)
+	input := make([]float32, c.length*hidden)
+	for i := range c.options.Calibration.Sequences {
+		x, err := c.states.Get(i)
+		if err != nil {
+			return err
+		}
+		c.blocks.HeadInput(input, x, c.length)
+		if err := gram.Add(input, c.length); err != nil {
+			return fmt.Errorf("inputs of %q: %w", name, err)
+		}
+	}
+	in, err := quant.NewInputs(c.solver, gram.Mean(), hidden, c.plan.Recipe.inputs())
+	if err != nil {
+		return fmt.Errorf("inputs of %q: %w", name, err)
+	}
+	return c.matrices(context.Background(), []Decision{d}, in)
+}
+
+// sourceDigest is the digest of a tensor's values as a stream of it has.
+func sourceDigest(it *item, values []float32) packed.Digest {
+	sum := xxh3.New()
+	cols := it.tensor.Cols()
+	for first := 0; first < it.tensor.Rows(); first += it.rowsPerChunk() {
+		n := min(it.rowsPerChunk(), it.tensor.Rows()-first)
+		d := sumFloats(values[first*cols : (first+n)*cols])
+		_, _ = sum.Write(d[:])
+	}
+	return packed.Digest(sum.Sum128().Bytes())
+}
+
+// CalibrationFigures say how quantizing a matrix by its inputs went.
+type CalibrationFigures struct {
+	Error         float64 `json:"error"` // mean squared error of the outputs by their mean square
+	Damping       float64 `json:"damping"`
+	DampingRaised bool    `json:"damping_raised,omitempty"`
+	DeadInputs    int     `json:"dead_inputs,omitempty"`
+}

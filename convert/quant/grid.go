@@ -1,0 +1,133 @@
+package quant
+
+import (
+	"slices"
+
+	"qtool/formats/packed"
+)
+
+// grid is what codes of a scheme stand for before they are scaled.
+type grid struct {
+	scheme      packed.Scheme
+	book        *[16]int8 // nil where levels are evenly spaced
+	least, most float32   // range of the codes, evenly spaced
+	nearest     [nearestSize]int8
+}
+
+// The nearest entry of a codebook is looked up by the value in quarters of a step of the entries.
+const (
+	nearestSteps = 4
+	nearestSize  = 2*nearestSteps*128 + 1
+)
+
+func newGrid(s packed.Scheme, book *[16]int8) *grid {
+	least, most := s.Levels()
+	g := &grid{scheme: s, book: book, least: float32(least), most: float32(most)}
+	if book == nil {
+		return g
+	}
+	for i := range g.nearest {
+		x := float32(i-nearestSteps*128) / nearestSteps
+		best := 0
+		for c := range 1 << s.Bits {
+			if d := abs(float32(book[c]) - x); d < abs(float32(book[best])-x) {
+				best = c
+			}
+		}
+		g.nearest[i] = int8(best)
+	}
+	return g
+}
+
+func abs(f float32) float32 { return max(f, -f) }
+
+// code is the code nearest to x, a weight by its scale; zero is the zero point of its group.
+func (g *grid) code(x, zero float32) int8 {
+	if g.book != nil {
+		return g.nearest[nearest(min(max(x, -128), 128)*nearestSteps)+nearestSteps*128]
+	}
+	return int8(min(max(roundedTo(x+zero), g.least), g.most))
+}
+
+// roundedTo rounds to an integer, ties to even, what is within 22 bits; beyond that the size matters no more.
+func roundedTo(x float32) float32 { return float32(nearest(min(max(x, -1<<20), 1<<20))) }
+
+// level is what a code stands for before it is scaled.
+func (g *grid) level(code int8, zero float32) float32 {
+	if g.book != nil {
+		return float32(g.book[code&15])
+	}
+	return float32(code) - zero
+}
+
+// initialBook is where fitting a codebook starts from: entries that lie closer together around zero, as weights do.
+func initialBook(bits int) *[16]int8 {
+	n := 1 << bits
+	var b [16]int8
+	for i := range n {
+		// x + x³ is near the spacing that suits a normal distribution cut at its largest weight of 32.
+		x := (float64(i) - float64(n-1)/2) / (float64(n-1) / 2)
+		b[i] = int8(nearest(float32(127 * (0.66*x + 0.34*x*x*x))))
+	}
+	return &b
+}
+
+// bookSamples is how many rows a codebook is fitted to at most, and bookRounds how often.
+const (
+	bookSamples = 256
+	bookRounds  = 12
+)
+
+// fitBook fits the entries of a codebook to a matrix: in turn the scales of groups and their codes are chosen for the entries, and the
+// entries are set to what is best for these, the mean of the scaled weights of a code under importance times squared scale (Lloyd's
+// algorithm). The largest entry is kept at 127.
+func (q *Quantizer) fitBook(w []float32, rows, cols int, importance []float32) (*[16]int8, error) {
+	book := initialBook(q.scheme.Bits)
+	step := max(1, (rows+bookSamples-1)/bookSamples)
+	c := packed.NewCodes(q.scheme, cols)
+	n := 1 << q.scheme.Bits
+	for range bookRounds {
+		q.setBook(book)
+		var sum, weight [16]float64
+		for r := 0; r < rows; r += step {
+			row := w[r*cols : (r+1)*cols]
+			if err := q.Row(c, row, importance); err != nil {
+				return nil, err
+			}
+			for g, at := 0, 0; at < cols; g, at = g+1, at+q.scheme.Group {
+				s := float64(q.scheme.Scale(c, g))
+				for k := at; k < min(at+q.scheme.Group, cols); k++ {
+					a := 1.0
+					if importance != nil {
+						a = float64(importance[k])
+					}
+					sum[c.Codes[k]] += a * s * float64(row[k])
+					weight[c.Codes[k]] += a * s * s
+				}
+			}
+		}
+		next := *book
+		var entries [16]float64
+		largest := 0.0
+		for i := range n {
+			entries[i] = float64(book[i])
+			if weight[i] > 0 {
+				entries[i] = sum[i] / weight[i]
+			}
+			largest = max(largest, entries[i], -entries[i])
+		}
+		if largest == 0 {
+			break
+		}
+		for i := range n {
+			next[i] = int8(nearest(float32(entries[i] / largest * 127)))
+		}
+		slices.Sort(next[:n])
+		if next == *book {
+			break
+		}
+		book = &next
+	}
+	q.setBook(book)
+	return book, nil
+}

@@ -1,0 +1,163 @@
+package llama
+
+import (
+	"fmt"
+
+	"qtool/formats/arch"
+	"qtool/formats/mapped"
+	"qtool/formats/packed"
+)
+
+// Tap sees the input of a linear layer before it is multiplied: x[tokens][cols]. Layers that share an input (query, key and
+// value; gate and up) are seen once, by the name of the first. An error ends the block there.
+type Tap func(name string, x []float32, tokens, cols int) error
+
+// Blocks runs a model block by block over whole sequences, so that calibration needs the weights of one block at a time, and lets
+// what has been quantized take the place of the source. One goroutine at a time.
+type Blocks struct {
+	engine  *Engine
+	session *Session
+	cache   layerCache
+	rooms   int
+}
+
+// Blocks returns a runner on the engine's threads. What it replaces is replaced for every user of the engine.
+func (e *Engine) Blocks() *Blocks { return &Blocks{engine: e, session: e.NewSession(0)} }
+
+// Count is the number of blocks.
+func (b *Blocks) Count() int { return len(b.engine.layers) }
+
+// Embed writes the hidden states that a sequence enters the first block with, [len(tokens)][Hidden].
+func (b *Blocks) Embed(dst []float32, tokens []int32) error {
+	limit := b.engine.embedding.Rows()
+	for i, t := range tokens {
+		if t < 0 || int(t) >= limit {
+			return fmt.Errorf("%w: token %d at position %d, the model has %d embeddings", ErrToken, t, i, limit)
+		}
+	}
+	return mapped.Guard(func() error { return b.engine.embed(dst, tokens) })
+}
+
+// Run takes the hidden states of one sequence, x[n][Hidden], through a block, in place. tap, if not nil, sees the inputs of
+// its linear layers in their order; where it returns an error x is what it was, and Run returns that error.
+func (b *Blocks) Run(layer int, x []float32, n int, tap Tap) error {
+	s, c := b.session, b.engine.config
+	if s.rooms < n || b.rooms < n {
+		b.rooms = n
+		b.cache = layerCache{k: make([]float32, c.KVHeads*n*c.HeadDim), v: make([]float32, c.KVHeads*n*c.HeadDim)}
+		s.rooms = n
+	}
+	clear(s.cache)
+	s.cache[layer] = b.cache
+	s.tokens, s.tap, s.long = s.tokens[:0], tap, c.Rope.Long(n)
+	s.x = room(s.x, n*c.Hidden)
+	copy(s.x, x[:n*c.Hidden])
+	err := mapped.Guard(func() error {
+		s.rotations(0, n)
+		if err := s.attention(layer, n); err != nil {
+			return err
+		}
+		return s.feedForward(&b.engine.layers[layer], n)
+	})
+	if err != nil {
+		return err
+	}
+	copy(x, s.x[:n*c.Hidden])
+	return nil
+}
+
+// HeadInput writes what the head is multiplied with, [n][Hidden], for hidden states x[n][Hidden] that have passed all blocks.
+func (b *Blocks) HeadInput(dst, x []float32, n int) {
+	c := b.engine.config
+	for t := range n {
+		rmsNorm(dst[t*c.Hidden:(t+1)*c.Hidden], x[t*c.Hidden:(t+1)*c.Hidden], b.engine.norm, c.NormEps)
+	}
+}
+
+// Predict calls visit for each position i ≥ from of hidden states that have passed all blocks, with its logits, as Session.Forward
+// does.
+func (b *Blocks) Predict(x []float32, n, from int, visit func(i int, logits []float32) error) error {
+	s := b.session
+	s.tap = nil
+	s.x = room(s.x, n*b.engine.config.Hidden)
+	copy(s.x, x[:n*b.engine.config.Hidden])
+	return mapped.Guard(func() error { return s.predict(n, from, visit) })
+}
+
+// Linears names the linear layers of a block in the order in which their inputs become known; those that share an input stand
+// together.
+func (b *Blocks) Linears(layer int) [][]string {
+	l := &b.engine.layers[layer]
+	var out [][]string
+	for _, group := range [][]*linear{{&l.q, &l.k, &l.v}, {&l.o}, {&l.gate, &l.up}, {&l.down}} {
+		var names []string
+		for _, w := range group {
+			if w.tensor != nil {
+				names = append(names, w.tensor.Name)
+			}
+		}
+		out = append(out, names)
+	}
+	return out
+}
+
+// Head names the output projection: the embedding where the two are tied.
+func (b *Blocks) Head() string { return b.engine.head.tensor.Name }
+
+// Replace puts a packed matrix in the place of a linear layer's weights, or of the embedding's, or of both where they are tied.
+func (b *Blocks) Replace(name string, m packed.Matrix) error {
+	e := b.engine
+	if t := e.embedding; t.Name == name {
+		if m.Rows != t.Rows() || m.Cols != t.Cols() {
+			return fmt.Errorf("replace %q of shape [%d %d]: found [%d %d]", name, t.Rows(), t.Cols(), m.Rows, m.Cols)
+		}
+		e.packedEmbedding = &m
+		if e.head.tensor.Name != name {
+			return nil
+		}
+	}
+	w, err := b.find(name)
+	if err != nil {
+		return err
+	}
+	if m.Rows != w.rows || m.Cols != w.cols {
+		return fmt.Errorf("replace %q of shape [%d %d]: found [%d %d]", name, w.rows, w.cols, m.Rows, m.Cols)
+	}
+	w.matrix = &m
+	return nil
+}
+
+// Restore takes back what Replace did.
+func (b *Blocks) Restore(name string) error {
+	if b.engine.embedding.Name == name {
+		b.engine.packedEmbedding = nil
+		if b.engine.head.tensor.Name != name {
+			return nil
+		}
+	}
+	w, err := b.find(name)
+	if err == nil {
+		w.matrix = newLinear(w.tensor).matrix
+	}
+	return err
+}
+
+// find finds a linear layer by the name of its weights.
+func (b *Blocks) find(name string) (*linear, error) {
+	e := b.engine
+	if e.head.tensor.Name == name {
+		return &e.head, nil
+	}
+	for i := range e.layers {
+		l := &e.layers[i]
+		for _, w := range []*linear{&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down} {
+			if w.tensor != nil && w.tensor.Name == name {
+				return w, nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("the model has no linear layer %q", name)
+}
+
+// Config describes the model.
+func (b *Blocks) Config() *arch.Config { return b.engine.config }
