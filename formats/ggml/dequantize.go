@@ -11,7 +11,8 @@ import (
 // this package: Go may otherwise fuse them on some machines and round once instead of twice.
 
 // decoders decode whole blocks: len(src) is a multiple of the block's bytes and dst has
-// exactly the elements of these blocks.
+// exactly the elements of these blocks. Where rows have a head (Type.RowHead), they decode one
+// row that is not empty.
 var decoders = map[Type]func(dst []float32, src []byte){
 	F32:    half.DecodeF32,
 	F16:    half.DecodeF16,
@@ -30,14 +31,16 @@ var decoders = map[Type]func(dst []float32, src []byte){
 	IQ4_NL: decodeIQ4_NL,
 	IQ4_XS: decodeIQ4_XS,
 	IQ3_S:  decodeIQ3_S,
+	IQ4_KS: decodeIQ4_KS,
 }
 
 // CanDequantize reports whether Dequantize decodes the type.
 func (t Type) CanDequantize() bool { return decoders[t] != nil }
 
-// Dequantize decodes src, the blocks of one or more rows of type t, into dst. dst must have as
-// many elements as the blocks hold, and src no byte more. The result equals the gguf Python
-// package's bit for bit. A type that is known but not decoded is formats.ErrUnsupported.
+// Dequantize decodes src, one row of type t, into dst, or several where rows of the type have no
+// head. dst must have as many elements as the blocks hold, and src no byte more. The result equals
+// the gguf Python package's bit for bit, that of ik_llama.cpp's types its own code's. A type that
+// is known but not decoded is formats.ErrUnsupported.
 func Dequantize(dst []float32, src []byte, t Type) error {
 	decode := decoders[t]
 	if decode == nil {
@@ -54,7 +57,33 @@ func Dequantize(dst []float32, src []byte, t Type) error {
 	if len(src) != want {
 		return formats.Malformed("", "", "%d elements of type %s take %d bytes, found %d", len(dst), t, want, len(src))
 	}
-	decode(dst, src)
+	if len(dst) > 0 {
+		decode(dst, src)
+	}
+	return nil
+}
+
+// DequantizeRows decodes src, rows of cols elements of type t, into dst: as Dequantize does, for
+// types whose rows have a head too.
+func DequantizeRows(dst []float32, src []byte, cols int, t Type) error {
+	if len(dst) == 0 || t.RowHead() == 0 {
+		return Dequantize(dst, src, t)
+	}
+	size, err := t.RowBytes(cols)
+	if err != nil {
+		return err
+	}
+	if cols == 0 || len(dst)%cols != 0 {
+		return formats.Malformed("", "", "%d elements are no rows of %d", len(dst), cols)
+	}
+	if rows := len(dst) / cols; len(src)%size != 0 || len(src)/size != rows {
+		return formats.Malformed("", "", "%d rows of %d elements of type %s take %d bytes each, found %d in all", rows, cols, t, size, len(src))
+	}
+	for ; len(dst) > 0; dst, src = dst[cols:], src[size:] {
+		if err := Dequantize(dst[:cols], src[:size], t); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
