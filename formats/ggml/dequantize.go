@@ -14,24 +14,32 @@ import (
 // exactly the elements of these blocks. Where rows have a head (Type.RowHead), they decode one
 // row that is not empty.
 var decoders = map[Type]func(dst []float32, src []byte){
-	F32:    half.DecodeF32,
-	F16:    half.DecodeF16,
-	BF16:   half.DecodeBF16,
-	F64:    half.DecodeF64,
-	Q4_0:   decodeQ4_0,
-	Q4_1:   decodeQ4_1,
-	Q5_0:   decodeQ5_0,
-	Q5_1:   decodeQ5_1,
-	Q8_0:   decodeQ8_0,
-	Q2_K:   decodeQ2_K,
-	Q3_K:   decodeQ3_K,
-	Q4_K:   decodeQ4_K,
-	Q5_K:   decodeQ5_K,
-	Q6_K:   decodeQ6_K,
-	IQ4_NL: decodeIQ4_NL,
-	IQ4_XS: decodeIQ4_XS,
-	IQ3_S:  decodeIQ3_S,
-	IQ4_KS: decodeIQ4_KS,
+	F32:     half.DecodeF32,
+	F16:     half.DecodeF16,
+	BF16:    half.DecodeBF16,
+	F64:     half.DecodeF64,
+	Q4_0:    decodeQ4_0,
+	Q4_1:    decodeQ4_1,
+	Q5_0:    decodeQ5_0,
+	Q5_1:    decodeQ5_1,
+	Q8_0:    decodeQ8_0,
+	Q2_K:    decodeQ2_K,
+	Q3_K:    decodeQ3_K,
+	Q4_K:    decodeQ4_K,
+	Q5_K:    decodeQ5_K,
+	Q6_K:    decodeQ6_K,
+	IQ4_NL:  decodeIQ4_NL,
+	IQ4_XS:  decodeIQ4_XS,
+	IQ3_S:   decodeIQ3_S,
+	IQ2_K:   decodeIQ2_K,
+	IQ3_K:   decodeIQ3_K,
+	IQ4_K:   decodeIQ4_K,
+	IQ5_K:   decodeIQ5_K,
+	IQ4_KS:  decodeIQ4_KS,
+	IQ2_KS:  decodeIQ2_KS,
+	IQ4_KSS: decodeIQ4_KSS,
+	IQ5_KS:  decodeIQ5_KS,
+	IQ3_KS:  decodeIQ3_KS,
 }
 
 // CanDequantize reports whether Dequantize decodes the type.
@@ -66,7 +74,7 @@ func Dequantize(dst []float32, src []byte, t Type) error {
 // DequantizeRows decodes src, rows of cols elements of type t, into dst: as Dequantize does, for
 // types whose rows have a head too.
 func DequantizeRows(dst []float32, src []byte, cols int, t Type) error {
-	if len(dst) == 0 || t.RowHead() == 0 {
+	if len(dst) == 0 || !t.CanDequantize() {
 		return Dequantize(dst, src, t)
 	}
 	size, err := t.RowBytes(cols)
@@ -76,13 +84,14 @@ func DequantizeRows(dst []float32, src []byte, cols int, t Type) error {
 	if cols == 0 || len(dst)%cols != 0 {
 		return formats.Malformed("", "", "%d elements are no rows of %d", len(dst), cols)
 	}
+	if t.RowHead() == 0 {
+		return Dequantize(dst, src, t)
+	}
 	if rows := len(dst) / cols; len(src)%size != 0 || len(src)/size != rows {
 		return formats.Malformed("", "", "%d rows of %d elements of type %s take %d bytes each, found %d in all", rows, cols, t, size, len(src))
 	}
 	for ; len(dst) > 0; dst, src = dst[cols:], src[size:] {
-		if err := Dequantize(dst[:cols], src[:size], t); err != nil {
-			return err
-		}
+		decoders[t](dst[:cols], src[:size])
 	}
 	return nil
 }

@@ -56,7 +56,18 @@ const (
 
 // Element types that ik_llama.cpp adds to ggml's, by the numbering of its ggml.h.
 const (
-	IQ4_KS Type = 144
+	Q6_0    Type = 133
+	IQ2_K   Type = 137
+	IQ3_K   Type = 138
+	IQ4_K   Type = 139
+	IQ5_K   Type = 140
+	IQ6_K   Type = 141
+	IQ4_KS  Type = 144
+	IQ2_KS  Type = 145
+	IQ4_KSS Type = 146
+	IQ5_KS  Type = 152
+	IQ3_KS  Type = 156
+	IQ2_KL  Type = 157
 )
 
 // traits describes the storage of one type.
@@ -104,7 +115,18 @@ var (
 		MXFP4:   {"MXFP4", 32, 17, 0},
 		NVFP4:   {"NVFP4", 64, 36, 0},
 		Q1_0:    {"Q1_0", 128, 18, 0},
+		Q6_0:    {"Q6_0", 32, 26, 0},
+		IQ2_K:   {"IQ2_K", 256, 76, 0},
+		IQ3_K:   {"IQ3_K", 256, 110, 0},
+		IQ4_K:   {"IQ4_K", 256, 144, 0},
+		IQ5_K:   {"IQ5_K", 256, 176, 0},
+		IQ6_K:   {"IQ6_K", 256, 212, 0},
 		IQ4_KS:  {"IQ4_KS", 256, 136, 4},
+		IQ2_KS:  {"IQ2_KS", 256, 70, 2},
+		IQ4_KSS: {"IQ4_KSS", 256, 128, 4},
+		IQ5_KS:  {"IQ5_KS", 256, 168, 4},
+		IQ3_KS:  {"IQ3_KS", 256, 102, 2},
+		IQ2_KL:  {"IQ2_KL", 256, 86, 2},
 	}
 	removed = map[Type]string{
 		4: "Q4_2", 5: "Q4_3",

@@ -26,7 +26,15 @@ struct Layout {
 };
 
 const Layout layouts[] = {
+    {GGML_TYPE_IQ2_K, 0, 2},
+    {GGML_TYPE_IQ3_K, 0, 2},
+    {GGML_TYPE_IQ4_K, 0, 2},
+    {GGML_TYPE_IQ5_K, 0, 2},
     {GGML_TYPE_IQ4_KS, 4, 0},
+    {GGML_TYPE_IQ5_KS, 4, 0},
+    {GGML_TYPE_IQ4_KSS, 4, 0},
+    {GGML_TYPE_IQ2_KS, 2, 0},
+    {GGML_TYPE_IQ3_KS, 2, 0},
 };
 
 using Bytes = std::vector<unsigned char>;
