@@ -29,6 +29,7 @@ const (
 	shiftIQ3 = 4
 	shiftIQ4 = 4
 	shiftIQ5 = 2
+	shiftIQ6 = 1
 )
 
 // nibble gives the i-th half of a byte, the lower first, and pair the i-th quarter.
@@ -109,6 +110,52 @@ func decodeIQ5_K(dst []float32, src []byte) {
 			for j := range out {
 				out[j] = dl * (codebookIQ5K[q[j]>>low&15|h[j]>>high&1<<4] + add)
 			}
+		}
+	}
+}
+
+// codebookIQ6K holds the levels of IQ6_K, which are a cubic of the code: −127 + 6.2568·q −
+// 0.11218·q² + 0.0011972·q³ in single precision.
+var codebookIQ6K = func() (level [64]float32) {
+	for i := range level {
+		q := float32(i)
+		slope := float32(q*0.0011972) - 0.11218
+		slope = float32(q*slope) + 6.2568
+		level[i] = float32(q*slope) - 127
+	}
+	return level
+}()
+
+// decodeIQ6_K: 212 bytes: d f16, 16 shifts in a uint16, 16 signed scales, nibbles as in IQ5_K, 64
+// bytes of upper pairs (each 32 bytes hold 128 elements). Sub-blocks of 16; value
+// d·s·(level[q] + shift).
+func decodeIQ6_K(dst []float32, src []byte) {
+	for ; len(dst) >= 256; dst, src = dst[256:], src[212:] {
+		y, b := (*[256]float32)(dst), (*[212]byte)(src)
+		d, shifts := f16(b[:]), binary.LittleEndian.Uint16(b[2:])
+		for sub := range 16 {
+			dl := d * float32(int8(b[4+sub]))
+			add := float32(shiftIQ6 * bit(shifts, sub))
+			at, low, high := sub%2*16, sub/2%2*4, sub/2%4*2
+			q, h, out := (*[16]byte)(b[20+sub/4*32+at:]), (*[16]byte)(b[148+sub/8*32+at:]), (*[16]float32)(y[16*sub:])
+			for j := range out {
+				out[j] = dl * (codebookIQ6K[q[j]>>low&15|h[j]>>high&3<<4] + add)
+			}
+		}
+	}
+}
+
+// decodeQ6_0: 32 elements in 26 bytes: scale f16; 8 bytes of upper pairs, those of nibble j in the
+// low or, from j = 8 on, the high half of byte j mod 8, low nibble first; nibbles as in Q4_0. Value
+// d·(q − 32).
+func decodeQ6_0(dst []float32, src []byte) {
+	for ; len(dst) >= 32; dst, src = dst[32:], src[26:] {
+		y, b := (*[32]float32)(dst), (*[26]byte)(src)
+		d := f16(b[:])
+		for j := range 16 {
+			q, h := int32(b[10+j]), int32(b[2+j%8]>>(j/8*4))
+			y[j] = d * float32((q&15|h&3<<4)-32)
+			y[j+16] = d * float32((q>>4|h>>2&3<<4)-32)
 		}
 	}
 }

@@ -113,3 +113,33 @@ func decodeIQ3_KS(dst []float32, src []byte) {
 		}
 	}
 }
+
+// codebookIQ2KL holds the 32 pairs of IQ2_KL: indices of two levels of codebookIQ3K as octal
+// digits, the first element's in the lower.
+var codebookIQ2KL = [32]uint8{
+	0o20, 0o50, 0o01, 0o31, 0o51, 0o71, 0o12, 0o22, 0o42, 0o52, 0o62, 0o03, 0o43, 0o53, 0o73, 0o24,
+	0o34, 0o44, 0o54, 0o64, 0o15, 0o25, 0o35, 0o45, 0o55, 0o06, 0o26, 0o46, 0o66, 0o76, 0o27, 0o57,
+}
+
+// decodeIQ2_KL: a scale f16 of the row, then blocks of 86 bytes: 8 scales of 6 bits (upper pairs in
+// a uint16, low nibbles in 4 bytes, the first four's in the low ones), 64 bytes of nibbles (each 16
+// bytes hold 64 elements), 16 bytes of fifth bits: bit i of byte j belongs to elements 32·i + 2·j
+// and the one after. A code is two elements. Sub-blocks of 32; value d·(s − 32)·level.
+func decodeIQ2_KL(dst []float32, src []byte) {
+	d := f16(src)
+	for src = src[2:]; len(dst) >= 256; dst, src = dst[256:], src[86:] {
+		y, b := (*[256]float32)(dst), (*[86]byte)(src)
+		high := (*[16]byte)(b[70:])
+		for sub := range 8 {
+			s := int32(b[2+sub%4]>>(sub/4*4)&15) | int32(binary.LittleEndian.Uint16(b[:])>>(2*sub)&3)<<4
+			dl := d * float32(s-32)
+			low := sub % 2 * 4
+			q, out := (*[16]byte)(b[6+sub/2*16:]), (*[32]float32)(y[32*sub:])
+			for j := range q {
+				two := codebookIQ2KL[q[j]>>low&15|high[j]>>sub&1<<4]
+				out[2*j] = dl * codebookIQ3K[two&7]
+				out[2*j+1] = dl * codebookIQ3K[two>>3]
+			}
+		}
+	}
+}
