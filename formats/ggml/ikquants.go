@@ -115,7 +115,8 @@ func decodeIQ5_K(dst []float32, src []byte) {
 }
 
 // codebookIQ6K holds the levels of IQ6_K, which are a cubic of the code: −127 + 6.2568·q −
-// 0.11218·q² + 0.0011972·q³ in single precision.
+// 0.11218·q² + 0.0011972·q³ in single precision, rounded after each step. (The fork's products of
+// matrices take them rounded to whole numbers, its dequantization, which this follows, as they are.)
 var codebookIQ6K = func() (level [64]float32) {
 	for i := range level {
 		q := float32(i)

@@ -3,6 +3,9 @@
 //
 //   g++ -std=gnu++20 -I$IK/ggml/include -I$IK/ggml/src ikgoldens.cpp -o ikgoldens -L$IK/b/ggml/src -lggml
 //
+// with -ffp-contract=off for iqk_quantize.cpp: fused, the cubic of IQ6_K rounds otherwise by up to
+// 2⁻²³ of a sub-block's largest value. Other types do not depend on it.
+//
 //   ikgoldens > ikgoldens.json             random rows and their values, in base64, little-endian
 //   ikgoldens decode TYPE COLS             rows on standard input, f32 on standard output
 //   ikgoldens encode TYPE COLS             the other way, quantized without an importance matrix
