@@ -66,8 +66,12 @@ const (
 	IQ2_KS  Type = 145
 	IQ4_KSS Type = 146
 	IQ5_KS  Type = 152
+	IQ2_KT  Type = 153
+	IQ3_KT  Type = 154
+	IQ4_KT  Type = 155
 	IQ3_KS  Type = 156
 	IQ2_KL  Type = 157
+	IQ1_KT  Type = 158
 )
 
 // traits describes the storage of one type.
@@ -127,6 +131,10 @@ var (
 		IQ5_KS:  {"IQ5_KS", 256, 168, 4},
 		IQ3_KS:  {"IQ3_KS", 256, 102, 2},
 		IQ2_KL:  {"IQ2_KL", 256, 86, 2},
+		IQ1_KT:  {"IQ1_KT", 256, 56, 4},
+		IQ2_KT:  {"IQ2_KT", 256, 68, 4},
+		IQ3_KT:  {"IQ3_KT", 256, 100, 4},
+		IQ4_KT:  {"IQ4_KT", 256, 128, 4},
 	}
 	removed = map[Type]string{
 		4: "Q4_2", 5: "Q4_3",

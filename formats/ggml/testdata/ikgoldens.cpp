@@ -39,6 +39,10 @@ const Layout layouts[] = {
     {GGML_TYPE_IQ2_KS, 2, 0},
     {GGML_TYPE_IQ3_KS, 2, 0},
     {GGML_TYPE_IQ2_KL, 2, 0},
+    {GGML_TYPE_IQ1_KT, 4, 0},
+    {GGML_TYPE_IQ2_KT, 4, 0},
+    {GGML_TYPE_IQ3_KT, 4, 0},
+    {GGML_TYPE_IQ4_KT, 4, 0},
     {GGML_TYPE_IQ6_K, 0, 2},
     {GGML_TYPE_Q6_0, 0, 2},
 };
