@@ -20,6 +20,8 @@
 #include <string>
 #include <vector>
 
+#include <unistd.h>
+
 namespace {
 
 // What a row holds of scales in floating point: at its head, and at the start of each block.
@@ -81,10 +83,10 @@ std::vector<float> decode(ggml_type type, const Bytes & rows, int64_t cols) {
     return out;
 }
 
-void print_goldens() {
+void print_goldens(FILE * result) {
     const int64_t rows = 2, cols = 512;
     std::mt19937 random(20250214);
-    std::printf("[");
+    std::fprintf(result, "[");
     for (const Layout & l : layouts) {
         size_t size = ggml_row_size(l.type, cols), step = ggml_type_size(l.type);
         Bytes raw(rows * size);
@@ -103,19 +105,23 @@ void print_goldens() {
         auto values = decode(l.type, raw, cols);
         std::string name = ggml_type_name(l.type);
         for (auto & c : name) c = std::toupper(c);
-        std::printf("%s\n {\n  \"type\": \"%s\",\n  \"number\": %d,\n  \"cols\": %d,\n  \"blocks\": \"%s\",\n  \"values\": \"%s\"\n }",
+        std::fprintf(result, "%s\n {\n  \"type\": \"%s\",\n  \"number\": %d,\n  \"cols\": %d,\n  \"blocks\": \"%s\",\n  \"values\": \"%s\"\n }",
             &l == layouts ? "" : ",", name.c_str(), int(l.type), int(cols), base64(raw.data(), raw.size()).c_str(),
             base64(values.data(), 4 * values.size()).c_str());
     }
-    std::printf("\n]\n");
+    std::fprintf(result, "\n]\n");
 }
 
 } // namespace
 
 int main(int argc, char ** argv) {
     ggml_free(ggml_init({1 << 20, nullptr, false})); // fills the tables of half-precision numbers
+    // The quantizers print to the standard output: theirs is the standard error from here on.
+    FILE * result = fdopen(dup(1), "wb");
+    dup2(2, 1);
     if (argc == 1) {
-        print_goldens();
+        print_goldens(result);
+        std::fclose(result);
         return 0;
     }
     if (argc != 4) return 2;
@@ -124,11 +130,12 @@ int main(int argc, char ** argv) {
     Bytes in = read_all();
     if (std::strcmp(argv[1], "decode") == 0) {
         auto out = decode(type, in, cols);
-        std::fwrite(out.data(), 4, out.size(), stdout);
+        std::fwrite(out.data(), 4, out.size(), result);
     } else {
         int64_t rows = in.size() / (4 * cols);
         Bytes out(rows * ggml_row_size(type, cols));
         ggml_quantize_chunk(type, reinterpret_cast<const float *>(in.data()), out.data(), 0, rows, cols, nullptr, nullptr);
-        std::fwrite(out.data(), 1, out.size(), stdout);
+        std::fwrite(out.data(), 1, out.size(), result);
     }
+    std::fclose(result);
 }
