@@ -129,3 +129,15 @@ func TestRowBytesWithHead(t *testing.T) {
 	require.Equal(t, 4, ggml.IQ4_KS.RowHead())
 	require.Zero(t, ggml.Q4_K.RowHead())
 }
+
+// TestRepackedTypes: rows that are interleaved are refused with a word on how to do without.
+func TestRepackedTypes(t *testing.T) {
+	const iq4kR4 = ggml.Type(339)
+	_, err := iq4kR4.RowBytes(256)
+	require.ErrorIs(t, err, formats.ErrUnsupported)
+	require.ErrorContains(t, err, "339")
+	require.ErrorContains(t, err, "without repacking")
+	_, err = ggml.Type(99).RowBytes(256)
+	require.ErrorIs(t, err, formats.ErrUnsupported)
+	require.NotContains(t, err.Error(), "repacking")
+}

@@ -74,6 +74,12 @@ const (
 	IQ1_KT  Type = 158
 )
 
+// ik_llama.cpp's types between these numbers interleave several rows (Q4_0_R8 … Q8_K_R8).
+const (
+	firstRepacked = 202
+	lastRepacked  = 399
+)
+
 // traits describes the storage of one type.
 type traits struct {
 	name  string
@@ -213,7 +219,11 @@ func (t Type) unknown() error {
 		return formats.Unsupported("", "", "element type %s (number %d) was removed from ggml", name, uint32(t)).
 			WithHint("convert the model again from its source")
 	}
-	return formats.Unsupported("", "", "element type number %d is not known", uint32(t))
+	err := formats.Unsupported("", "", "element type number %d is not known", uint32(t))
+	if t >= firstRepacked && t <= lastRepacked {
+		return err.WithHint("it may be one of ik_llama.cpp's whose rows are interleaved: quantize again without repacking")
+	}
+	return err
 }
 
 // DType gives the plain type that stores the same bytes, and false for block types.
