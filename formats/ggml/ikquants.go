@@ -6,10 +6,11 @@ import (
 )
 
 // The types of ik_llama.cpp hold 256 elements in a block of sub-blocks, as k-quants do. Codes are
-// indices into a codebook; a bit of each sub-block says whether all its levels are shifted by a
-// small constant. Those whose names end in S have a scale of the whole row, before its blocks, in
-// place of one of each block. Layouts are those of the fork's ggml-common.h, values those of the
-// dequantize_row functions in its iqk_quantize.cpp; both multiply scale by sub-scale first.
+// indices into a codebook; in most types a bit of each sub-block says whether all its levels are
+// shifted by a small constant. Layouts are those of the fork's ggml-common.h, values those of the
+// dequantize_row functions in its iqk_quantize.cpp, bit for bit; both multiply scale by sub-scale
+// first. Types whose names end in S, L or T have a scale of the whole row, before its blocks, in
+// place of one in each block: see ikrows.go and iktrellis.go.
 
 // f32 reads a single-precision number.
 func f32(b []byte) float32 { return math.Float32frombits(binary.LittleEndian.Uint32(b)) }
