@@ -66,7 +66,7 @@ func (s *ggufSource) Float32s(name string) ([]float32, error) {
 		return nil, fmt.Errorf("%s: no tensor %q", s.f.Path(), name)
 	}
 	out := make([]float32, t.Rows()*t.Cols())
-	if err := ggml.Dequantize(out, s.f.Data(t), t.Type); err != nil {
+	if err := ggml.DequantizeRows(out, s.f.Data(t), t.Cols(), t.Type); err != nil {
 		return nil, s.f.DequantizeError(t, err)
 	}
 	return out, nil

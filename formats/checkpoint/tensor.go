@@ -244,7 +244,7 @@ func (t *Tensor) decode(dst []float32, src []byte) error {
 	case formats.F8E5M2:
 		half.DecodeF8E5M2(dst, src)
 	case "":
-		if err := ggml.Dequantize(dst, src, t.storage.block); err != nil {
+		if err := ggml.DequantizeRows(dst, src, t.Cols(), t.storage.block); err != nil {
 			var e *formats.FileError
 			if errors.As(err, &e) {
 				c := *e

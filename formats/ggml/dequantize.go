@@ -11,33 +11,51 @@ import (
 // this package: Go may otherwise fuse them on some machines and round once instead of twice.
 
 // decoders decode whole blocks: len(src) is a multiple of the block's bytes and dst has
-// exactly the elements of these blocks.
+// exactly the elements of these blocks. Where rows have a head (Type.RowHead), they decode one
+// row that is not empty.
 var decoders = map[Type]func(dst []float32, src []byte){
-	F32:    half.DecodeF32,
-	F16:    half.DecodeF16,
-	BF16:   half.DecodeBF16,
-	F64:    half.DecodeF64,
-	Q4_0:   decodeQ4_0,
-	Q4_1:   decodeQ4_1,
-	Q5_0:   decodeQ5_0,
-	Q5_1:   decodeQ5_1,
-	Q8_0:   decodeQ8_0,
-	Q2_K:   decodeQ2_K,
-	Q3_K:   decodeQ3_K,
-	Q4_K:   decodeQ4_K,
-	Q5_K:   decodeQ5_K,
-	Q6_K:   decodeQ6_K,
-	IQ4_NL: decodeIQ4_NL,
-	IQ4_XS: decodeIQ4_XS,
-	IQ3_S:  decodeIQ3_S,
+	F32:     half.DecodeF32,
+	F16:     half.DecodeF16,
+	BF16:    half.DecodeBF16,
+	F64:     half.DecodeF64,
+	Q4_0:    decodeQ4_0,
+	Q4_1:    decodeQ4_1,
+	Q5_0:    decodeQ5_0,
+	Q5_1:    decodeQ5_1,
+	Q8_0:    decodeQ8_0,
+	Q2_K:    decodeQ2_K,
+	Q3_K:    decodeQ3_K,
+	Q4_K:    decodeQ4_K,
+	Q5_K:    decodeQ5_K,
+	Q6_K:    decodeQ6_K,
+	IQ4_NL:  decodeIQ4_NL,
+	IQ4_XS:  decodeIQ4_XS,
+	IQ3_S:   decodeIQ3_S,
+	IQ2_K:   decodeIQ2_K,
+	IQ3_K:   decodeIQ3_K,
+	IQ4_K:   decodeIQ4_K,
+	IQ5_K:   decodeIQ5_K,
+	IQ6_K:   decodeIQ6_K,
+	Q6_0:    decodeQ6_0,
+	IQ2_KL:  decodeIQ2_KL,
+	IQ1_KT:  decodeIQ1_KT,
+	IQ2_KT:  decodeIQ2_KT,
+	IQ3_KT:  decodeIQ3_KT,
+	IQ4_KT:  decodeIQ4_KT,
+	IQ4_KS:  decodeIQ4_KS,
+	IQ2_KS:  decodeIQ2_KS,
+	IQ4_KSS: decodeIQ4_KSS,
+	IQ5_KS:  decodeIQ5_KS,
+	IQ3_KS:  decodeIQ3_KS,
 }
 
 // CanDequantize reports whether Dequantize decodes the type.
 func (t Type) CanDequantize() bool { return decoders[t] != nil }
 
-// Dequantize decodes src, the blocks of one or more rows of type t, into dst. dst must have as
-// many elements as the blocks hold, and src no byte more. The result equals the gguf Python
-// package's bit for bit. A type that is known but not decoded is formats.ErrUnsupported.
+// Dequantize decodes src, one row of type t, into dst, or several where rows of the type have no
+// head. dst must have as many elements as the blocks hold, and src no byte more. The result equals
+// the gguf Python package's bit for bit, that of ik_llama.cpp's types its own code's. A type that
+// is known but not decoded is formats.ErrUnsupported.
 func Dequantize(dst []float32, src []byte, t Type) error {
 	decode := decoders[t]
 	if decode == nil {
@@ -54,7 +72,34 @@ func Dequantize(dst []float32, src []byte, t Type) error {
 	if len(src) != want {
 		return formats.Malformed("", "", "%d elements of type %s take %d bytes, found %d", len(dst), t, want, len(src))
 	}
-	decode(dst, src)
+	if len(dst) > 0 {
+		decode(dst, src)
+	}
+	return nil
+}
+
+// DequantizeRows decodes src, rows of cols elements of type t, into dst: as Dequantize does, for
+// types whose rows have a head too.
+func DequantizeRows(dst []float32, src []byte, cols int, t Type) error {
+	if len(dst) == 0 || !t.CanDequantize() {
+		return Dequantize(dst, src, t)
+	}
+	size, err := t.RowBytes(cols)
+	if err != nil {
+		return err
+	}
+	if cols == 0 || len(dst)%cols != 0 {
+		return formats.Malformed("", "", "%d elements are no rows of %d", len(dst), cols)
+	}
+	if t.RowHead() == 0 {
+		return Dequantize(dst, src, t)
+	}
+	if rows := len(dst) / cols; len(src)%size != 0 || len(src)/size != rows {
+		return formats.Malformed("", "", "%d rows of %d elements of type %s take %d bytes each, found %d in all", rows, cols, t, size, len(src))
+	}
+	for ; len(dst) > 0; dst, src = dst[cols:], src[size:] {
+		decoders[t](dst[:cols], src[:size])
+	}
 	return nil
 }
 

@@ -125,9 +125,9 @@ func TestQuantizeRefusesWhatItCannotHold(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	for typ := range ggml.Type(64) {
+	for typ := range ggml.Type(512) {
 		n := max(typ.BlockSize(), 1)
-		dst, src := make([]float32, n), make([]byte, typ.BlockBytes())
+		dst, src := make([]float32, n), make([]byte, typ.RowHead()+typ.BlockBytes())
 		dq, q := ggml.Dequantize(dst, src, typ), ggml.Quantize(src, dst, typ)
 		if typ.CanDequantize() {
 			require.NoError(t, dq, typ)
@@ -161,9 +161,10 @@ func BenchmarkDequantize(b *testing.B) {
 	for _, typ := range []ggml.Type{
 		ggml.F32, ggml.F16, ggml.BF16, ggml.Q4_0, ggml.Q4_1, ggml.Q5_0, ggml.Q5_1, ggml.Q8_0, ggml.Q2_K,
 		ggml.Q3_K, ggml.Q4_K, ggml.Q5_K, ggml.Q6_K, ggml.IQ4_NL, ggml.IQ4_XS, ggml.IQ3_S,
+		ggml.IQ2_K, ggml.IQ3_K, ggml.IQ4_K, ggml.IQ5_K, ggml.IQ4_KS, ggml.IQ5_KS, ggml.IQ4_KSS, ggml.IQ2_KS, ggml.IQ3_KS,
 	} {
 		b.Run(typ.String(), func(b *testing.B) {
-			src := make([]byte, n/typ.BlockSize()*typ.BlockBytes())
+			src := make([]byte, typ.RowHead()+n/typ.BlockSize()*typ.BlockBytes())
 			for i := range src {
 				src[i] = byte(r.Uint32()) & 0x3f // no NaN among the scales
 			}

@@ -97,6 +97,8 @@ var bad = []struct {
 	{"unknown type", head(1, 0).tensor("t", f32x4, 99, 0).pad().zeros(32), "99", formats.ErrUnsupported},
 	{"removed type", head(1, 0).tensor("t", f32x4, 4, 0).pad().zeros(32), "removed", formats.ErrUnsupported},
 	{"half a block", head(1, 0).tensor("t", []uint64{33}, uint32(ggml.Q4_0), 0).pad().zeros(64), "blocks hold 32", formats.ErrMalformed},
+	{"half a large block", head(1, 0).tensor("t", []uint64{384, 2}, uint32(ggml.IQ4_KS), 0).pad().zeros(640), "blocks hold 256", formats.ErrMalformed},
+	{"rows without their heads", head(1, 0).tensor("t", []uint64{256, 8}, uint32(ggml.IQ4_KS), 0).pad().zeros(8 * 136), "data of 1120 bytes", formats.ErrMalformed},
 	{"name too long", head(1, 0).tensor(strings.Repeat("n", 300), f32x4, 0, 0).pad().zeros(32), "name", formats.ErrMalformed},
 }
 

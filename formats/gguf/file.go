@@ -25,7 +25,7 @@ type File struct {
 //
 // Errors are formats.FileError: formats.ErrMalformed for a damaged file or a missing shard,
 // formats.ErrUnsupported for other versions, big-endian files and unknown element types. Types
-// that are known but cannot be decoded are accepted here and refused by ggml.Dequantize.
+// that are known but cannot be decoded are accepted here and refused by ggml.DequantizeRows.
 func Open(path string) (*File, error) {
 	m, h, err := openShard(path)
 	if err != nil {
@@ -131,7 +131,7 @@ func (f *File) Close() error {
 	return errors.Join(errs...)
 }
 
-// DequantizeError adds the file and the tensor to an error of ggml.Dequantize or
+// DequantizeError adds the file and the tensor to an error of ggml.DequantizeRows or
 // ggml.Quantize.
 func (f *File) DequantizeError(t Tensor, err error) error {
 	var e *formats.FileError

@@ -41,7 +41,7 @@ func TestSharedDigests(t *testing.T) {
 				require.Equal(t, w.Type, tensor.Type.String(), tensor.Name)
 				require.Equal(t, w.Shape, tensor.Shape, tensor.Name)
 				values := make([]float32, tensor.Rows()*tensor.Cols())
-				require.NoError(t, ggml.Dequantize(values, f.Data(tensor), tensor.Type))
+				require.NoError(t, ggml.DequantizeRows(values, f.Data(tensor), tensor.Cols(), tensor.Type))
 				raw := make([]byte, 4*len(values))
 				half.EncodeF32(raw, values)
 				sum := sha256.Sum256(raw)

@@ -72,9 +72,11 @@ func TestWriteAndRead(t *testing.T) {
 		infos := []gguf.TensorInfo{
 			{Name: "a", Shape: []int{3, 32}, Type: ggml.Q4_0}, {Name: "b", Shape: []int{5}, Type: ggml.F32},
 			{Name: "none", Shape: []int{0, 4}, Type: ggml.F16}, {Name: "c", Shape: []int{2, 3, 64}, Type: ggml.Q8_0},
+			{Name: "d", Shape: []int{3, 512}, Type: ggml.IQ4_KS},
 		}
 		l, err := gguf.Plan(m, infos)
 		require.NoError(t, err)
+		require.EqualValues(t, 3*(4+2*136), l.Tensors[4].Size)
 		data := make([]byte, l.Size)
 		copy(data, l.Header)
 		for _, x := range l.Tensors {
