@@ -44,6 +44,8 @@ type cache interface {
 	// mix multiplies out, a row a query, by factors and adds the values of n positions weighted by the rows of p, which
 	// it may change.
 	mix(out, factors, p []float32, queries, layer, head, first, n int)
+	// clone makes a cache with the same contents.
+	clone() cache
 }
 
 // newCache makes an empty cache.
@@ -112,6 +114,20 @@ func (c *pages[T]) reserve(n int) {
 		}
 		c.list = append(c.list, p)
 	}
+}
+
+func (c *pages[T]) clone() cache {
+	out := *c
+	out.list = nil
+	out.reserve(len(c.list) * page)
+	for i, p := range c.list {
+		to := &out.list[i]
+		copy(to.keys, p.keys)
+		copy(to.values, p.values)
+		copy(to.keyScales, p.keyScales)
+		copy(to.valueScales, p.valueScales)
+	}
+	return &out
 }
 
 // at finds the page of a position and the vector in it.

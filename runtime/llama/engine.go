@@ -40,6 +40,7 @@ type Engine struct {
 	head      linear
 
 	scratch []workerScratch
+	joint   *Session          // what works for those of a Step
 	rows    checkpoint.Reader // of the embedding
 }
 

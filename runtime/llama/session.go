@@ -19,6 +19,7 @@ type Session struct {
 	tokens  []int32
 	cache   cache
 	long    bool // keys are rotated by longrope's second set of frequencies
+	taken   bool // by the step that is being checked
 
 	// Of the batch in work.
 	rows   []row
@@ -47,13 +48,27 @@ type steps struct{ quantize, multiply, place, attend, join, activate func(worker
 // NewSession starts a sequence of at most context tokens. Memory for keys and values is taken as
 // the sequence grows.
 func (e *Engine) NewSession(context int) *Session {
-	s := &Session{engine: e, context: context, cache: e.newCache()}
+	return e.newSession(context, e.newCache())
+}
+
+func (e *Engine) newSession(context int, c cache) *Session {
+	s := &Session{engine: e, context: context, cache: c}
 	s.steps = steps{s.quantizeRow, s.multiplyUnit, s.placeKeys, s.attend, s.join, s.activateRow}
 	return s
 }
 
 // Reset forgets every token.
 func (s *Session) Reset() { s.tokens, s.long = s.tokens[:0], false }
+
+// Truncate forgets the tokens from the n-th on.
+func (s *Session) Truncate(n int) { s.tokens = s.tokens[:min(max(n, 0), len(s.tokens))] }
+
+// Fork starts another sequence with the same tokens, without computing them again.
+func (s *Session) Fork() *Session {
+	f := s.engine.newSession(s.context, s.cache.clone())
+	f.tokens, f.long = append(f.tokens, s.tokens...), s.long
+	return f
+}
 
 // Len is the number of tokens so far.
 func (s *Session) Len() int { return len(s.tokens) }
@@ -66,6 +81,14 @@ func (s *Session) Room() int { return s.context - len(s.tokens) }
 // ErrToken before anything has changed, visit's own, and a *mapped.FaultError where the file of the
 // weights was cut short.
 func (s *Session) Forward(tokens []int32, from int, visit func(i int, logits []float32) error) error {
+	if err := s.check(tokens); err != nil {
+		return err
+	}
+	return mapped.Guard(func() error { return s.forward(tokens, from, visit) })
+}
+
+// check looks whether tokens can be appended.
+func (s *Session) check(tokens []int32) error {
 	if len(tokens) > s.Room() {
 		return fmt.Errorf("%w: %d tokens more than the %d that were asked for", ErrContextFull, len(tokens)-s.Room(), s.context)
 	}
@@ -75,25 +98,30 @@ func (s *Session) Forward(tokens []int32, from int, visit func(i int, logits []f
 			return fmt.Errorf("%w: token %d at position %d, the model has %d embeddings", ErrToken, t, len(s.tokens)+i, limit)
 		}
 	}
-	return mapped.Guard(func() error { return s.forward(tokens, from, visit) })
+	return nil
 }
 
 func (s *Session) forward(tokens []int32, from int, visit func(i int, logits []float32) error) error {
-	total := len(s.tokens) + len(tokens)
+	if err := s.prepare(len(s.tokens) + len(tokens)); err != nil {
+		return err
+	}
+	return s.batches(tokens, from, visit)
+}
+
+// prepare makes the cache ready for a sequence of total tokens.
+func (s *Session) prepare(total int) error {
+	s.cache.reserve(total)
 	if s.engine.config.Rope.Long(total) != s.long {
 		// The keys in the cache were rotated by the other set of frequencies: begin anew.
 		known := append([]int32(nil), s.tokens...)
 		s.tokens, s.long = s.tokens[:0], !s.long
-		if err := s.batches(known, total, len(known), nil); err != nil {
-			return err
-		}
+		return s.batches(known, len(known), nil)
 	}
-	return s.batches(tokens, total, from, visit)
+	return nil
 }
 
-// batches feeds tokens part by part. total is the length that the sequence will have.
-func (s *Session) batches(tokens []int32, total, from int, visit func(i int, logits []float32) error) error {
-	s.cache.reserve(total)
+// batches feeds tokens part by part.
+func (s *Session) batches(tokens []int32, from int, visit func(i int, logits []float32) error) error {
 	for at := 0; at < len(tokens); at += batch {
 		part := tokens[at:min(at+batch, len(tokens))]
 		s.rows = s.rows[:0]
