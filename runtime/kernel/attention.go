@@ -6,8 +6,8 @@ import "qtool/formats/half"
 // float32, the bits of binary16, or int8 whose scales are the caller's to multiply with. Of each pair of a query and a
 // key the sum is made in the same order, however many are multiplied together.
 type Vectors[T float32 | uint16 | int8] struct {
-	scores func(out []float32, stride int, q []float32, queries, dim int, keys []T, n int)
-	mix    func(out, factors, p []float32, stride, queries, dim int, values []T, n int)
+	scores func(out []float32, stride int, q []float32, queries, dim int, keys, ahead []T, n int)
+	mix    func(out, factors, p []float32, stride, queries, dim int, values, ahead []T, n int)
 }
 
 // Scores sets out[j·stride + i] to the product of query j with key i, i < n:
@@ -15,25 +15,25 @@ type Vectors[T float32 | uint16 | int8] struct {
 //	Σ_k q[j·dim + k] · keys[i·dim + k]
 //
 // queries is 1 or a multiple of 4, dim one of 8. n is rounded up to a multiple of 4, for which keys and the rows of out
-// have room.
-func (v *Vectors[T]) Scores(out []float32, stride int, q []float32, queries, dim int, keys []T, n int) {
+// have room. ahead, if not empty, is where as many elements will be read next: they are asked for meanwhile.
+func (v *Vectors[T]) Scores(out []float32, stride int, q []float32, queries, dim int, keys, ahead []T, n int) {
 	n = (n + 3) &^ 3
 	if n == 0 {
 		return
 	}
-	v.scores(out[:(queries-1)*stride+n], stride, q[:queries*dim], queries, dim, keys[:n*dim], n)
+	v.scores(out[:(queries-1)*stride+n], stride, q[:queries*dim], queries, dim, keys[:n*dim], ahead, n)
 }
 
 // Mix adds values to the sums of queries:
 //
 //	out[j·dim + k] = factors[j] · out[j·dim + k] + Σ_i p[j·stride + i] · values[i·dim + k],  i < n
 //
-// queries is 1 or a multiple of 4, dim one of 8.
-func (v *Vectors[T]) Mix(out, factors, p []float32, stride, queries, dim int, values []T, n int) {
+// queries is 1 or a multiple of 4, dim one of 8. ahead is as in Scores.
+func (v *Vectors[T]) Mix(out, factors, p []float32, stride, queries, dim int, values, ahead []T, n int) {
 	if n == 0 {
 		return
 	}
-	v.mix(out[:queries*dim], factors[:queries], p[:(queries-1)*stride+n], stride, queries, dim, values[:n*dim], n)
+	v.mix(out[:queries*dim], factors[:queries], p[:(queries-1)*stride+n], stride, queries, dim, values[:n*dim], ahead, n)
 }
 
 // Multiply multiplies x by y, element by element; y has at least x's length.
@@ -48,7 +48,7 @@ func (s *Set) EncodeF16(dst []uint16, src []float32) { s.encodeF16(dst[:len(src)
 // vectorsGeneric makes the loops for a type by widening it piece by piece.
 func vectorsGeneric[T float32 | uint16 | int8](widen func(dst []float32, src []T)) Vectors[T] {
 	const most = 256 // elements of a piece
-	scores := func(out []float32, stride int, q []float32, queries, dim int, keys []T, n int) {
+	scores := func(out []float32, stride int, q []float32, queries, dim int, keys, _ []T, n int) {
 		var piece [most]float32
 		for i := range n {
 			key := keys[i*dim : (i+1)*dim]
@@ -65,7 +65,7 @@ func vectorsGeneric[T float32 | uint16 | int8](widen func(dst []float32, src []T
 			}
 		}
 	}
-	mix := func(out, factors, p []float32, stride, queries, dim int, values []T, n int) {
+	mix := func(out, factors, p []float32, stride, queries, dim int, values, _ []T, n int) {
 		for j, f := range factors {
 			row := out[j*dim : (j+1)*dim]
 			for k := range row {

@@ -4,9 +4,9 @@ package kernel
 
 // The assembly of attention loops for one query and for four.
 type (
-	scoresLoop[T any]  func(out, q *float32, dim int, keys *T, n int)
-	scores4Loop[T any] func(out *float32, stride int, q *float32, dim int, keys *T, n int)
-	mixLoop[T any]     func(out, factors, p *float32, stride, dim int, values *T, n int)
+	scoresLoop[T any]  func(out, q *float32, dim int, keys, ahead *T, n int)
+	scores4Loop[T any] func(out *float32, stride int, q *float32, dim int, keys, ahead *T, n int)
+	mixLoop[T any]     func(out, factors, p *float32, stride, dim int, values, ahead *T, n int)
 )
 
 // attentionAVX2 sets the loops of attention.
@@ -19,25 +19,37 @@ func attentionAVX2(s *Set) {
 
 func vectorsAVX2[T float32 | uint16 | int8](scores scoresLoop[T], scores4 scores4Loop[T], mix, mix4 mixLoop[T]) Vectors[T] {
 	return Vectors[T]{
-		scores: func(out []float32, stride int, q []float32, queries, dim int, keys []T, n int) {
+		scores: func(out []float32, stride int, q []float32, queries, dim int, keys, ahead []T, n int) {
+			next := asked(keys, ahead)
 			if queries == 1 {
-				scores(&out[0], &q[0], dim, &keys[0], n)
+				scores(&out[0], &q[0], dim, &keys[0], next, n)
 				return
 			}
 			for j := 0; j < queries; j += 4 {
-				scores4(&out[j*stride], 4*stride, &q[j*dim], dim, &keys[0], n)
+				scores4(&out[j*stride], 4*stride, &q[j*dim], dim, &keys[0], next, n)
+				next = &keys[0]
 			}
 		},
-		mix: func(out, factors, p []float32, stride, queries, dim int, values []T, n int) {
+		mix: func(out, factors, p []float32, stride, queries, dim int, values, ahead []T, n int) {
+			next := asked(values, ahead)
 			if queries == 1 {
-				mix(&out[0], &factors[0], &p[0], 4*stride, dim, &values[0], n)
+				mix(&out[0], &factors[0], &p[0], 4*stride, dim, &values[0], next, n)
 				return
 			}
 			for j := 0; j < queries; j += 4 {
-				mix4(&out[j*dim], &factors[j], &p[j*stride], 4*stride, dim, &values[0], n)
+				mix4(&out[j*dim], &factors[j], &p[j*stride], 4*stride, dim, &values[0], next, n)
+				next = &values[0]
 			}
 		},
 	}
+}
+
+// asked is where a loop asks ahead: at what it reads, which is no work, where there is nothing else.
+func asked[T any](read, ahead []T) *T {
+	if len(ahead) > 0 {
+		return &ahead[0]
+	}
+	return &read[0]
 }
 
 func multiplyAVX2(x, y []float32) {

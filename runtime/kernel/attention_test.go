@@ -52,11 +52,11 @@ func testVectors[T float32 | uint16 | int8](t *testing.T, loops *kernel.Vectors[
 		for _, queries := range []int{1, 4, 8} {
 			q, stride := randomVector(queries*dim, r), room+5
 			out := make([]float32, queries*stride)
-			loops.Scores(out, stride, q, queries, dim, keys, n)
+			loops.Scores(out, stride, q, queries, dim, keys, nil, n)
 			p, factors := randomVector(queries*stride, r), randomVector(queries, r)
 			mixed := randomVector(queries*dim, r)
 			before := append([]float32(nil), mixed...)
-			loops.Mix(mixed, factors, p, stride, queries, dim, keys, n)
+			loops.Mix(mixed, factors, p, stride, queries, dim, keys, nil, n)
 			for j := range queries {
 				for i := range n {
 					var want, size float64
@@ -82,9 +82,9 @@ func testVectors[T float32 | uint16 | int8](t *testing.T, loops *kernel.Vectors[
 				}
 				// The same sums for each alone.
 				one, sum := make([]float32, room), before[j*dim:(j+1)*dim]
-				loops.Scores(one, room, q[j*dim:], 1, dim, keys, n)
+				loops.Scores(one, room, q[j*dim:], 1, dim, keys, nil, n)
 				require.Equal(t, one[:n], out[j*stride:j*stride+n])
-				loops.Mix(sum, factors[j:], p[j*stride:], stride, 1, dim, keys, n)
+				loops.Mix(sum, factors[j:], p[j*stride:], stride, 1, dim, keys, nil, n)
 				require.Equal(t, sum, mixed[j*dim:(j+1)*dim])
 			}
 		}
@@ -136,14 +136,14 @@ func benchmarkVectors[T float32 | uint16 | int8](b *testing.B, loops *kernel.Vec
 		name := map[int]string{1: "Q=1", 4: "Q=4", 32: "Q=32"}[queries]
 		b.Run("scores/"+name, func(b *testing.B) {
 			for b.Loop() {
-				loops.Scores(out, n, q, queries, dim, keys, n)
+				loops.Scores(out, n, q, queries, dim, keys, nil, n)
 			}
 			rate(b)
 		})
 		clear(factors)
 		b.Run("mix/"+name, func(b *testing.B) {
 			for b.Loop() {
-				loops.Mix(q, factors, out, n, queries, dim, keys, n)
+				loops.Mix(q, factors, out, n, queries, dim, keys, nil, n)
 			}
 			rate(b)
 		})

@@ -110,8 +110,8 @@ func edges[T float32 | uint16 | int8](t *testing.T, loops *kernel.Vectors[T], n,
 	values := atPageEnd(t, keys[:n*dim])
 	for _, queries := range []int{1, 8} {
 		q, out := atPageEnd(t, randomVector(queries*dim, r)), atPageEnd(t, make([]float32, queries*room))
-		loops.Scores(out, room, q, queries, dim, keys, n)
+		loops.Scores(out, room, q, queries, dim, keys, keys[len(keys)-1:], n)
 		p := atPageEnd(t, out[:(queries-1)*room+n])
-		loops.Mix(q, atPageEnd(t, make([]float32, queries)), p, room, queries, dim, values, n)
+		loops.Mix(q, atPageEnd(t, make([]float32, queries)), p, room, queries, dim, values, keys, n)
 	}
 }

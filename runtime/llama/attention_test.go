@@ -14,7 +14,7 @@ import (
 )
 
 // attentionOf makes an engine that has attention alone.
-func attentionOf(t *testing.T, set *kernel.Set, kv KVType, c arch.Config, threads int) *Engine {
+func attentionOf(t testing.TB, set *kernel.Set, kv KVType, c arch.Config, threads int) *Engine {
 	t.Helper()
 	c.Layers, c.RotaryDim, c.AttnScale, c.NormEps = 1, 2, 1/math.Sqrt(float64(c.HeadDim)), 1e-6
 	c.Rope = arch.Rope{Kind: arch.RopeDefault, Theta: 10000}
@@ -197,4 +197,43 @@ func TestCacheRounds(t *testing.T) {
 	}
 	_, err := ParseKVType("f8")
 	require.ErrorContains(t, err, "f8")
+}
+
+// BenchmarkAttention computes one token, and a batch of them, at the end of a long sequence.
+func BenchmarkAttention(b *testing.B) {
+	const depth = 1 << 16
+	set, err := kernel.Best()
+	require.NoError(b, err)
+	for _, kv := range []KVType{KVF32, KVF16, KVI8} {
+		for _, n := range []int{1, batch} {
+			b.Run(fmt.Sprintf("%s/%d", kv, n), func(b *testing.B) {
+				e := attentionOf(b, set, kv, arch.Config{Heads: 16, KVHeads: 4, HeadDim: 64}, 1)
+				c, s := e.config, e.NewSession(depth)
+				r := rand.New(rand.NewPCG(1, 2))
+				x := make([]float32, n*(c.QDim()+2*c.KVDim()))
+				for i := range x {
+					x[i] = float32(r.NormFloat64())
+				}
+				s.cache.reserve(depth)
+				for i := range depth {
+					for h := range c.KVHeads {
+						at := (i*31 + h*7) % (c.QDim() - 128)
+						require.NoError(b, s.cache.put(0, h, i, x[at:at+64], x[at+64:at+128]))
+					}
+				}
+				for i := range n {
+					s.rows = append(s.rows, row{s, depth - n + i})
+				}
+				s.qkv, s.mixed = x, make([]float32, n*c.QDim())
+				b.ReportAllocs()
+				for b.Loop() {
+					s.planAttention()
+					p := s.planOf(0)
+					e.pool.Run(len(p.units), s.steps.attend)
+					e.pool.Run(len(p.joins), s.steps.join)
+				}
+				b.ReportMetric(float64(2*n*depth*c.QDim())*float64(b.N)/b.Elapsed().Seconds()/1e9, "GMAC/s")
+			})
+		}
+	}
 }

@@ -150,7 +150,7 @@ func (c *pages[T]) put(layer, head, position int, key, value []float32) error {
 
 func (c *pages[T]) scores(out, q []float32, queries, layer, head, first, n int) {
 	p, v := c.at(layer, head, first)
-	c.loops.Scores(out, page, q, queries, c.dim, p.keys[v*c.dim:], n)
+	c.loops.Scores(out, page, q, queries, c.dim, p.keys[v*c.dim:], p.values[v*c.dim:], n)
 	if c.scaled {
 		for j := range queries {
 			c.kernels.Multiply(out[j*page:j*page+n], p.keyScales[v:])
@@ -165,5 +165,9 @@ func (c *pages[T]) mix(out, factors, weights []float32, queries, layer, head, fi
 			c.kernels.Multiply(weights[j*page:j*page+n], p.valueScales[v:])
 		}
 	}
-	c.loops.Mix(out, factors, weights, page, queries, c.dim, p.values[v*c.dim:], n)
+	var ahead []T // the keys of the next page
+	if next := first/page + 1; next < len(c.list) {
+		ahead = c.list[next].keys[(v-first%page)*c.dim:]
+	}
+	c.loops.Mix(out, factors, weights, page, queries, c.dim, p.values[v*c.dim:], ahead, n)
 }

@@ -47,6 +47,18 @@ func pointer(base reg.Register, stride reg.Register, n int) reg.GPVirtual {
 	return p
 }
 
+// ask prefetches n bytes, which may be anywhere: those that the loop is in need of next lie apart from those it reads.
+func ask(from Op, n int) {
+	m, ok := from.(Mem)
+	if !ok {
+		m = Mem{Base: from.(reg.Register)}
+	}
+	for line := 0; line < n; line += 64 {
+		m.Disp = line
+		PREFETCHT0(m)
+	}
+}
+
 // rowBytes gives the bytes of dim elements.
 func rowBytes(dim reg.Register, size uint8) reg.GPVirtual {
 	b := GP64()
@@ -61,10 +73,11 @@ func rowBytes(dim reg.Register, size uint8) reg.GPVirtual {
 // partial sums, added up as scores4 does it.
 func scores(e element) {
 	name := "avx2Scores" + e.name + "x1"
-	function(name, fmt.Sprintf("func(out, q *float32, dim int, keys *%s, n int)", e.param),
-		name+" sets out to the products of q with n keys, a multiple of 4 that is not 0, of dim elements, a multiple of 8 that is not 0.")
+	function(name, fmt.Sprintf("func(out, q *float32, dim int, keys, ahead *%s, n int)", e.param),
+		name+" sets out to the products of q with n keys, a multiple of 4 that is not 0, of dim elements, a multiple of 8 that is not 0. It asks for as many from ahead on.")
 	out, q, dim := Load(Param("out"), GP64()), Load(Param("q"), GP64()), Load(Param("dim"), GP64())
 	key, n := Load(Param("keys"), GP64()), Load(Param("n"), GP64())
+	next := Load(Param("ahead"), GP64())
 	row := rowBytes(dim, e.size)
 	keys := []reg.Register{key}
 	for i := range 3 {
@@ -85,6 +98,8 @@ func scores(e element) {
 		e.widen(Mem{Base: keys[i], Index: at, Scale: e.size}, v)
 		VFMADD231PS(v, x, a)
 	}
+	ask(next, 32*int(e.size))
+	ADDQ(U32(32*uint32(e.size)), next)
 	ADDQ(Imm(8), at)
 	CMPQ(at, dim)
 	JLT(LabelRef(name + "Step"))
@@ -107,11 +122,15 @@ func scores(e element) {
 // scores4 multiplies four queries with keys, two at a time, each read and widened once.
 func scores4(e element) {
 	name := "avx2Scores" + e.name + "x4"
-	function(name, fmt.Sprintf("func(out *float32, stride int, q *float32, dim int, keys *%s, n int)", e.param),
-		name+" sets out, rows of stride bytes, to the products of four queries with n keys, a multiple of 2 that is not 0, of dim elements, a multiple of 8 that is not 0.")
+	function(name, fmt.Sprintf("func(out *float32, stride int, q *float32, dim int, keys, ahead *%s, n int)", e.param),
+		name+" sets out, rows of stride bytes, to the products of four queries with n keys, a multiple of 2 that is not 0, of dim elements, a multiple of 8 that is not 0. It asks for as many from ahead on.")
 	out, stride := Load(Param("out"), GP64()), Load(Param("stride"), GP64())
 	first, dim := Load(Param("q"), GP64()), Load(Param("dim"), GP64())
-	key, n := Load(Param("keys"), GP64()), Load(Param("n"), GP64())
+	key, next := Load(Param("keys"), GP64()), Load(Param("ahead"), GP64())
+	count, err := Param("n").Resolve()
+	if err != nil {
+		panic(err)
+	}
 	row := rowBytes(dim, 4)
 	q := []reg.Register{first}
 	for i := range 3 {
@@ -136,6 +155,8 @@ func scores4(e element) {
 		VFMADD231PS(v[0], x, acc[2*i])
 		VFMADD231PS(v[1], x, acc[2*i+1])
 	}
+	ask(next, 16*int(e.size))
+	ADDQ(U32(16*uint32(e.size)), next)
 	ADDQ(Imm(8), at)
 	CMPQ(at, dim)
 	JLT(LabelRef(name + "Step"))
@@ -155,7 +176,7 @@ func scores4(e element) {
 	ADDQ(row, key)
 	ADDQ(row, second)
 	ADDQ(Imm(8), out)
-	SUBQ(Imm(2), n)
+	SUBQ(Imm(2), count.Addr) // in memory: registers are short
 	JNE(LabelRef(name + "Keys"))
 	VZEROUPPER()
 	RET()
@@ -165,11 +186,12 @@ func scores4(e element) {
 // Each element is summed in the order of the values.
 func mix(e element, queries, wide int) {
 	name := fmt.Sprintf("avx2Mix%sx%d", e.name, queries)
-	function(name, fmt.Sprintf("func(out, factors, p *float32, stride, dim int, values *%s, n int)", e.param),
-		fmt.Sprintf("%s multiplies the sums of %d queries by factors and adds n values of dim elements, a multiple of 8 that is not 0, weighted by p, rows of stride bytes. n is not 0.", name, queries))
+	function(name, fmt.Sprintf("func(out, factors, p *float32, stride, dim int, values, ahead *%s, n int)", e.param),
+		fmt.Sprintf("%s multiplies the sums of %d queries by factors and adds n values of dim elements, a multiple of 8 that is not 0, weighted by p, rows of stride bytes. n is not 0. It asks for as many from ahead on.", name, queries))
 	out, factors := Load(Param("out"), GP64()), Load(Param("factors"), GP64())
 	stride, dim := Load(Param("stride"), GP64()), Load(Param("dim"), GP64())
-	values := Load(Param("values"), GP64())
+	values, ahead := Load(Param("values"), GP64()), Load(Param("ahead"), GP64())
+	SUBQ(values, ahead)
 	outRow, row := rowBytes(dim, 4), rowBytes(dim, e.size)
 	left := dim
 	SHRQ(Imm(3), left)
@@ -204,6 +226,7 @@ func mix(e element, queries, wide int) {
 				VFMADD231PS(v[k], f, acc[q*width+k])
 			}
 		}
+		ask(Mem{Base: value, Index: ahead, Scale: 1}, 8*int(e.size)*width)
 		ADDQ(row, value)
 		ADDQ(Imm(4), p)
 		if queries > 3 {
