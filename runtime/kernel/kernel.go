@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"qtool/formats/half"
 	"qtool/formats/packed"
@@ -154,6 +155,10 @@ type panelArgs struct {
 	stride int
 }
 
+// tails are the places for a last panel's results: loops are called by their values, so that a variable would be
+// memory taken for each call.
+var tails = sync.Pool{New: func() any { return new([packed.Panel]float32) }}
+
 // MulPanels multiplies panels of m, from p on, with the tokens first … first+n-1 of a:
 //
 //	out[t·stride + r] = Σ_k m[8p + r, k] · a[first + t, k]
@@ -185,7 +190,8 @@ func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels in
 		loop(args)
 	}
 	done := args.panels * packed.Panel
-	var all [packed.Panel]float32
+	all := tails.Get().(*[packed.Panel]float32)
+	defer tails.Put(all)
 	for t := range n {
 		one := args
 		one.data, one.panels = m.Panels(p+args.panels, 1), 1
