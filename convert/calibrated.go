@@ -52,7 +52,7 @@ func (q *quantization) calibrate(ctx context.Context) (err error) {
 		return fmt.Errorf("calibration: %w", calibrate.ErrNoData)
 	}
 	c := &calibrated{quantization: q, length: len(cal.Sequences[0]), decisions: make(map[string]Decision)}
-	if c.engine, err = llama.New(q.model, llama.Options{Threads: q.options.Threads}); err != nil {
+	if c.engine, err = llama.New(q.model, llama.Options{Threads: q.options.Threads, KV: llama.KVF32}); err != nil {
 		return err
 	}
 	defer c.engine.Close()

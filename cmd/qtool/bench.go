@@ -4,33 +4,44 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"qtool/runtime/bench"
+	"qtool/runtime/llama"
 )
 
 func newBench() *cobra.Command {
 	var o bench.Options
+	var kv string
 	var asJSON, quiet bool
 	cmd := &cobra.Command{
 		Use:   "bench MODEL",
 		Short: "Measure how fast a model runs on this machine",
 		Long: `bench reads a prompt and generates tokens, several times, and prints tokens per second
 with their standard deviation, the read bandwidth of the memory that it measures itself,
-and the share of it that generating takes.`,
+and the share of it that reading the weights for generating takes. With --batch
+several sequences are generated together, and the tokens of all of them count.`,
 		Example: `  qtool bench llama-7b-w4.qpk
-  qtool bench llama-7b-w4.qpk -t 1,2 --prefill 128 --decode 64 --depth 1024 --json`,
+  qtool bench llama-7b-w4.qpk -t 1,2 --prefill 128 --decode 64 --depth 0,4096 --batch 1,4,16 --json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.Prefill < 0 || o.Decode < 0 || o.Depth < 0 || o.Repeat < 1 || o.Prefill+o.Decode == 0 {
-				return usagef("expected --prefill, --decode and --depth ≥ 0, not both of the first 0, and --repeat ≥ 1")
+			if o.Prefill < 0 || o.Decode < 0 || o.Repeat < 1 || o.Prefill+o.Decode == 0 {
+				return usagef("expected --prefill and --decode ≥ 0, not both 0, and --repeat ≥ 1")
 			}
-			for _, t := range o.Threads {
-				if t < 1 {
-					return usagef("--threads: expected counts of at least 1")
+			for _, list := range []struct {
+				flag   string
+				values []int
+				least  int
+			}{{"threads", o.Threads, 1}, {"batch", o.Batch, 1}, {"depth", o.Depth, 0}} {
+				if len(list.values) > 0 && slices.Min(list.values) < list.least {
+					return usagef("--%s: expected numbers of at least %d", list.flag, list.least)
 				}
+			}
+			if o.KV, err = llama.ParseKVType(kv); err != nil {
+				return usagef("--kv: %w", err)
 			}
 			if o.Model, err = find(args[0]); err != nil {
 				return err
@@ -52,7 +63,9 @@ and the share of it that generating takes.`,
 	f.IntSliceVarP(&o.Threads, "threads", "t", nil, "numbers of threads to measure with (default: one for each usable CPU)")
 	f.IntVar(&o.Prefill, "prefill", 128, "tokens of the prompt; 0: none")
 	f.IntVar(&o.Decode, "decode", 32, "tokens to generate; 0: none")
-	f.IntVar(&o.Depth, "depth", 0, "tokens in the context before generating")
+	f.IntSliceVar(&o.Depth, "depth", []int{0}, "tokens in the context before generating; several to measure with each")
+	f.IntSliceVar(&o.Batch, "batch", []int{1}, "sequences that are generated together; several to measure with each")
+	addKV(cmd, &kv)
 	f.IntVar(&o.Repeat, "repeat", 3, "runs of each kind, besides one to warm up")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object")
 	f.BoolVarP(&quiet, "quiet", "q", false, "no progress")
@@ -60,15 +73,15 @@ and the share of it that generating takes.`,
 }
 
 func printBench(w io.Writer, r *bench.Report) error {
-	fmt.Fprintf(w, "%s: %s, %s kernels, NUMA %s\n", r.Model, sizeText(r.SizeBytes), r.CPU, r.NUMA)
+	fmt.Fprintf(w, "%s: %s, %s kernels, NUMA %s, keys and values in %s\n", r.Model, sizeText(r.SizeBytes), r.CPU, r.NUMA, r.KV)
 	t := newTable(w)
-	fmt.Fprintln(t, "what\tthreads\ttokens\tafter\ttokens/s\tread bandwidth\tshare of it")
+	fmt.Fprintln(t, "what\tthreads\tsequences\ttokens\tafter\ttokens/s\tread bandwidth\tshare of it")
 	for _, x := range r.Runs {
 		share := ""
 		if x.BusShare > 0 {
 			share = percentText(x.BusShare)
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%.2f ± %.2f\t%.1f GB/s\t%s\n", x.Kind, x.Threads, x.Tokens, x.Context, x.PerSec, x.StdDev, r.Bandwidth[strconv.Itoa(x.Threads)], share)
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%.2f ± %.2f\t%.1f GB/s\t%s\n", x.Kind, x.Threads, x.Batch, x.Tokens, x.Context, x.PerSec, x.StdDev, r.Bandwidth[strconv.Itoa(x.Threads)], share)
 	}
 	return t.Flush()
 }

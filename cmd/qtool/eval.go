@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"qtool/runtime/eval"
+	"qtool/runtime/llama"
 )
 
 // evalOptions are the flags that say how a model is measured.
@@ -18,6 +19,7 @@ type evalOptions struct {
 	stride    int
 	maxTokens int
 	threads   int
+	kv        string
 
 	maxPPL, minTop1 string
 	maxKLD          float64
@@ -32,9 +34,15 @@ func (o *evalOptions) addFlags(cmd *cobra.Command) {
 	f.IntVar(&o.stride, "stride", 0, "tokens between windows of the sliding rule (default: half a window)")
 	f.IntVar(&o.maxTokens, "max-tokens", 0, "use only so many tokens of the text (0: all)")
 	f.IntVarP(&o.threads, "threads", "t", 0, "threads (0: one for each usable CPU)")
+	addKV(cmd, &o.kv)
 	f.StringVar(&o.maxPPL, "max-ppl-increase", "", "gate: largest increase of perplexity over the baseline, such as 1% or 0.01")
 	f.Float64Var(&o.maxKLD, "max-kld", 0, "gate: largest mean KL divergence from the baseline, nats")
 	f.StringVar(&o.minTop1, "min-top1", "", "gate: least share of positions with the baseline's first choice, such as 0.97 or 97%")
+}
+
+// addKV declares the flag for the type of keys and values.
+func addKV(cmd *cobra.Command, kv *string) {
+	cmd.Flags().StringVar(kv, "kv", string(llama.KVF16), "type that keys and values are kept in: f32, f16 or int8")
 }
 
 // request checks the flags and makes a request of them, without the models.
@@ -50,6 +58,10 @@ func (o *evalOptions) request(cmd *cobra.Command) (eval.Request, error) {
 	}
 	if o.threads < 0 || o.maxTokens < 0 || o.context < 0 || o.stride < 0 {
 		return r, usagef("--threads, --max-tokens, --context and --stride must not be negative")
+	}
+	var err error
+	if r.KV, err = llama.ParseKVType(o.kv); err != nil {
+		return r, usagef("--kv: %w", err)
 	}
 	for _, g := range []struct {
 		flag, value string
@@ -165,7 +177,7 @@ func printReport(w io.Writer, r *eval.Report) error {
 		line("same first choice", "%s ± %s", percentText(*r.SameTop1), percentText(*r.SameTop1Err))
 		line("RMS change of p(true token)", "%s", percentText(*r.RMSDeltaP))
 	}
-	line("run with", "%s kernels, %d threads, NUMA %s, %.1f s", r.Runtime.CPU, r.Runtime.Threads, r.Runtime.NUMA, r.Seconds)
+	line("run with", "%s kernels, %d threads, NUMA %s, keys and values in %s, %.1f s", r.Runtime.CPU, r.Runtime.Threads, r.Runtime.NUMA, r.Runtime.KV, r.Seconds)
 	for _, g := range r.Gates {
 		state := "met"
 		if !g.OK {

@@ -21,6 +21,7 @@ type runOptions struct {
 	max        int
 	context    int
 	threads    int
+	kv         string
 	sampling   llama.Sampling
 	raw, stats bool
 }
@@ -45,6 +46,7 @@ seed.`,
 	f.IntVarP(&o.max, "tokens", "n", 256, "tokens to generate at most")
 	f.IntVarP(&o.context, "context", "c", 0, "tokens of prompt and continuation at most (0: what the model was made for, at most 4096)")
 	f.IntVarP(&o.threads, "threads", "t", 0, "threads (0: one for each usable CPU)")
+	addKV(cmd, &o.kv)
 	f.Float64Var(&o.sampling.Temperature, "temperature", 0, "0 takes the most probable token, 1 draws by the model's probabilities")
 	f.Float64Var(&o.sampling.TopP, "top-p", 1, "draw from the most probable tokens that together have this share")
 	f.Uint64Var(&o.sampling.Seed, "seed", 0, "seed of the draw")
@@ -72,6 +74,10 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 	if !(s.Temperature >= 0 && s.Temperature <= 1e6) || !(s.TopP > 0 && s.TopP <= 1) || o.max < 1 || o.context < 0 || o.threads < 0 {
 		return usagef("expected 0 ≤ --temperature ≤ 1,000,000, 0 < --top-p ≤ 1, --tokens ≥ 1, --context and --threads ≥ 0")
 	}
+	kv, err := llama.ParseKVType(o.kv)
+	if err != nil {
+		return usagef("--kv: %w", err)
+	}
 	text, err := o.text()
 	if err != nil {
 		return err
@@ -93,7 +99,7 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 	if err != nil {
 		return err
 	}
-	engine, err := llama.New(m, llama.Options{Threads: o.threads})
+	engine, err := llama.New(m, llama.Options{Threads: o.threads, KV: kv})
 	if err != nil {
 		return err
 	}

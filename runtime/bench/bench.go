@@ -18,11 +18,13 @@ import (
 // Options of a measurement.
 type Options struct {
 	Model   string
-	Threads []int // counts to measure with; empty: one a usable CPU
-	Prefill int   // tokens of the prompt; 0 for none
-	Decode  int   // tokens to generate; 0 for none
-	Depth   int   // tokens in the context before generating
-	Repeat  int   // runs of each kind
+	Threads []int        // counts to measure with; empty: one a usable CPU
+	Prefill int          // tokens of the prompt; 0 for none
+	Decode  int          // tokens to generate; 0 for none
+	Depth   []int        // tokens in the context before generating; empty: none
+	Batch   []int        // sequences that are generated together; empty: one
+	KV      llama.KVType // how keys and values are kept; empty for llama.KVF32
+	Repeat  int          // runs of each kind
 	// Progress, if set, is told each run before it starts.
 	Progress func(what string)
 }
@@ -34,18 +36,19 @@ type Report struct {
 	CPU       string             `json:"cpu"`
 	Threads   []int              `json:"threads"`
 	NUMA      string             `json:"numa"`
+	KV        string             `json:"kv"`             // type of keys and values
 	Bandwidth map[string]float64 `json:"bandwidth_gbps"` // read by that many threads
 	Runs      []Run              `json:"runs"`
 }
 
 // Run is one kind of measurement.
 type Run struct {
-	Kind     string  `json:"kind"` // prefill or decode
-	Tokens   int     `json:"tokens"`
+	Kind     string  `json:"kind"`    // prefill or decode
+	Tokens   int     `json:"tokens"`  // of a sequence
 	Context  int     `json:"context"` // tokens before
 	Batch    int     `json:"batch"`   // sequences
 	Threads  int     `json:"threads"`
-	PerSec   float64 `json:"tokens_per_s"`
+	PerSec   float64 `json:"tokens_per_s"` // of all sequences together
 	StdDev   float64 `json:"stddev"`
 	BusShare float64 `json:"bandwidth_share"` // of the weights read a second in the bandwidth; decode only
 }
@@ -59,6 +62,12 @@ func Measure(ctx context.Context, o Options) (report *Report, err error) {
 	defer func() { err = errors.Join(err, m.Close()) }()
 	if len(o.Threads) == 0 {
 		o.Threads = []int{pool.Available()}
+	}
+	if len(o.Depth) == 0 {
+		o.Depth = []int{0}
+	}
+	if len(o.Batch) == 0 {
+		o.Batch = []int{1}
 	}
 	report = &Report{Model: o.Model, Threads: o.Threads, Bandwidth: make(map[string]float64)}
 	report.SizeBytes, _ = m.Size()
@@ -74,11 +83,11 @@ func Measure(ctx context.Context, o Options) (report *Report, err error) {
 			return nil, err
 		}
 		report.Bandwidth[fmt.Sprint(threads)] = bandwidth / 1e9
-		e, err := llama.New(m, llama.Options{Threads: threads})
+		e, err := llama.New(m, llama.Options{Threads: threads, KV: o.KV})
 		if err != nil {
 			return nil, err
 		}
-		report.CPU, report.NUMA = e.CPU(), e.NUMA()
+		report.CPU, report.NUMA, report.KV = e.CPU(), e.NUMA(), string(e.KV())
 		runs, err := measure(ctx, e, o, say)
 		e.Close()
 		if err != nil {
@@ -87,7 +96,7 @@ func Measure(ctx context.Context, o Options) (report *Report, err error) {
 		for i := range runs {
 			runs[i].Threads = threads
 			if runs[i].Kind == "decode" {
-				runs[i].BusShare = runs[i].PerSec * float64(perToken(m)) / bandwidth
+				runs[i].BusShare = runs[i].PerSec / float64(runs[i].Batch) * float64(perToken(m)) / bandwidth
 			}
 		}
 		report.Runs = append(report.Runs, runs...)
@@ -109,50 +118,76 @@ func perToken(m *checkpoint.Model) int64 {
 
 // measure runs both kinds with one engine.
 func measure(ctx context.Context, e *llama.Engine, o Options, say func(string)) ([]Run, error) {
-	tokens := func(n int) []int32 {
-		out := make([]int32, n)
-		for i := range out {
-			out[i] = int32((i*7919 + 13) % e.Vocab())
-		}
-		return out
-	}
-	s := e.NewSession(max(o.Prefill, o.Depth+o.Decode+1))
-	last := func(int, []float32) error { return nil }
 	var runs []Run
 	if o.Prefill > 0 {
 		say("prefill")
-		prompt := tokens(o.Prefill)
+		s, prompt := e.NewSession(o.Prefill), tokens(e, o.Prefill)
 		r, err := repeat(ctx, o.Repeat, o.Prefill, func() error {
 			s.Reset()
-			return s.Forward(prompt, len(prompt)-1, last)
+			return s.Forward(prompt, len(prompt)-1, ignore)
 		})
 		if err != nil {
 			return nil, err
 		}
-		r.Kind = "prefill"
+		r.Kind, r.Tokens, r.Batch = "prefill", o.Prefill, 1
 		runs = append(runs, r)
 	}
-	if o.Decode > 0 {
-		say("decode")
-		one := tokens(o.Depth + 1)
-		r, err := repeat(ctx, o.Repeat, o.Decode, func() error {
-			for range o.Decode {
-				if err := s.Forward(one[:1], 0, last); err != nil {
-					return err
-				}
-			}
-			return nil
-		}, func() error {
-			s.Reset()
-			return s.Forward(one, len(one), nil)
-		})
-		if err != nil {
+	if o.Decode == 0 {
+		return runs, nil
+	}
+	for _, depth := range o.Depth {
+		say(fmt.Sprintf("a context of %d", depth))
+		past := e.NewSession(depth + o.Decode + 1)
+		if err := past.Forward(tokens(e, depth+1), depth+1, nil); err != nil {
 			return nil, err
 		}
-		r.Kind, r.Context = "decode", o.Depth
-		runs = append(runs, r)
+		for _, batch := range o.Batch {
+			say(fmt.Sprintf("decode after %d, %d at a time", depth, batch))
+			r, err := decode(ctx, e, o, past, batch)
+			if err != nil {
+				return nil, err
+			}
+			r.Context = depth
+			runs = append(runs, r)
+		}
 	}
 	return runs, nil
+}
+
+// decode generates with so many sequences that begin as past does.
+func decode(ctx context.Context, e *llama.Engine, o Options, past *llama.Session, batch int) (Run, error) {
+	sessions := make([]*llama.Session, batch)
+	for i := range sessions {
+		sessions[i] = past.Fork()
+	}
+	next := tokens(e, batch)
+	r, err := repeat(ctx, o.Repeat, o.Decode*batch, func() error {
+		for range o.Decode {
+			if err := e.Step(sessions, next, ignore); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, func() error {
+		for _, s := range sessions {
+			s.Truncate(past.Len())
+		}
+		return nil
+	})
+	r.Kind, r.Tokens, r.Batch = "decode", o.Decode, batch
+	return r, err
+}
+
+// ignore is what becomes of the logits.
+func ignore(int, []float32) error { return nil }
+
+// tokens makes up n tokens.
+func tokens(e *llama.Engine, n int) []int32 {
+	out := make([]int32, n)
+	for i := range out {
+		out[i] = int32((i*7919 + 13) % e.Vocab())
+	}
+	return out
 }
 
 // repeat times run after each of the preparations, once more than asked for: the first run warms up.
@@ -182,7 +217,7 @@ func repeat(ctx context.Context, times, tokens int, run func() error, prepare ..
 	for _, r := range rates {
 		square += (r - mean) * (r - mean)
 	}
-	return Run{Tokens: tokens, Batch: 1, PerSec: mean, StdDev: math.Sqrt(square / float64(max(len(rates)-1, 1)))}, nil
+	return Run{PerSec: mean, StdDev: math.Sqrt(square / float64(max(len(rates)-1, 1)))}, nil
 }
 
 // bandwidthBytes is more than the caches of any machine of today, for each thread.

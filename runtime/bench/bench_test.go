@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"qtool/runtime/bench"
+	"qtool/runtime/llama"
 	"qtool/testdata"
 )
 
@@ -16,19 +17,22 @@ func TestMeasure(t *testing.T) {
 	}
 	var said []string
 	r, err := bench.Measure(t.Context(), bench.Options{
-		Model: testdata.Path("grammar-lm"), Threads: []int{1, 2}, Prefill: 40, Decode: 5, Depth: 7, Repeat: 2,
+		Model: testdata.Path("grammar-lm"), Threads: []int{1, 2}, Prefill: 40, Decode: 5, Depth: []int{7, 70}, Batch: []int{1, 3}, Repeat: 2, KV: llama.KVF16,
 		Progress: func(what string) { said = append(said, what) },
 	})
 	require.NoError(t, err)
-	require.Len(t, r.Runs, 4)
-	require.Equal(t, []string{"bandwidth, 1 threads", "prefill, 1 threads", "decode, 1 threads"}, said[:3])
+	require.Len(t, r.Runs, 10)
+	require.Equal(t, []string{"bandwidth, 1 threads", "prefill, 1 threads", "a context of 7, 1 threads", "decode after 7, 1 at a time, 1 threads"}, said[:4])
+	require.Equal(t, "f16", r.KV)
 	for i, run := range r.Runs {
-		require.Equal(t, []string{"prefill", "decode"}[i%2], run.Kind)
-		require.Equal(t, 1+i/2, run.Threads)
+		require.Equal(t, []string{"prefill", "decode", "decode", "decode", "decode"}[i%5], run.Kind)
+		require.Equal(t, []int{40, 5, 5, 5, 5}[i%5], run.Tokens)
+		require.Equal(t, []int{0, 7, 7, 70, 70}[i%5], run.Context)
+		require.Equal(t, []int{1, 1, 3, 1, 3}[i%5], run.Batch)
+		require.Equal(t, 1+i/5, run.Threads)
 		require.Positive(t, run.PerSec)
 		require.GreaterOrEqual(t, run.StdDev, 0.0)
 		if run.Kind == "decode" {
-			require.Equal(t, 7, run.Context)
 			require.Positive(t, run.BusShare)
 		}
 	}

@@ -53,6 +53,7 @@ type Runtime struct {
 	CPU     string `json:"cpu"`     // the kernels in use: generic, avx2 or avx512
 	Threads int    `json:"threads"` // of the engine
 	NUMA    string `json:"numa"`    // placement of threads and weights
+	KV      string `json:"kv"`      // type of the model's keys and values; the baseline's are f32
 }
 
 // set copies the figures into the report.

@@ -20,6 +20,8 @@ type Request struct {
 	// Rule; a context of 0 stands for DefaultContext, or what the model was made for where that is less.
 	Rule    Rule
 	Threads int
+	// KV is how the model's keys and values are kept; empty for llama.KVF32. The baseline's are always llama.KVF32.
+	KV llama.KVType
 	// MaxTokens limits the text to that many tokens; 0 for all of it.
 	MaxTokens int
 	Limits    Limits
@@ -30,7 +32,7 @@ type Request struct {
 // tells.
 func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 	start := time.Now()
-	model, err := load(r.Model, r.Threads)
+	model, err := load(r.Model, llama.Options{Threads: r.Threads, KV: r.KV})
 	if err != nil {
 		return nil, false, err
 	}
@@ -38,13 +40,13 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 	r.Rule = r.Rule.WithDefaults(min(DefaultContext, model.engine.Config().MaxPositions))
 	report = &Report{Model: r.Model, Baseline: r.Baseline, Rule: string(r.Rule.Kind), Context: r.Rule.Context, Stride: r.Rule.Stride, Warnings: []string{}}
 	report.SizeBytes, report.BitsPerWeight = model.source.Size()
-	report.Runtime = Runtime{CPU: model.engine.CPU(), Threads: model.engine.Threads(), NUMA: model.engine.NUMA()}
+	report.Runtime = Runtime{CPU: model.engine.CPU(), Threads: model.engine.Threads(), NUMA: model.engine.NUMA(), KV: string(model.engine.KV())}
 	report.Warnings = append(report.Warnings, model.source.Warnings()...)
 
 	var baseline Session
 	dirs := []string{folder(r.Model)}
 	if r.Baseline != "" {
-		base, err := load(r.Baseline, r.Threads)
+		base, err := load(r.Baseline, llama.Options{Threads: r.Threads})
 		if err != nil {
 			return nil, false, fmt.Errorf("baseline: %w", err)
 		}
@@ -97,7 +99,7 @@ type loaded struct {
 	tokens *tokenizer.Tokenizer
 }
 
-func load(path string, threads int) (*loaded, error) {
+func load(path string, o llama.Options) (*loaded, error) {
 	m, err := checkpoint.Open(path)
 	if err != nil {
 		return nil, err
@@ -111,7 +113,7 @@ func load(path string, threads int) (*loaded, error) {
 		err = fmt.Errorf("%s: the tokenizer has %d tokens, the model embeds %d", path, l.tokens.Size(), m.Config().Vocab)
 	}
 	if err == nil {
-		l.engine, err = llama.New(m, llama.Options{Threads: threads})
+		l.engine, err = llama.New(m, o)
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())

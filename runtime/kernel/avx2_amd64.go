@@ -20,6 +20,7 @@ func machineSets() []*Set {
 		decodeF16: decodeF16AVX2, decodeBF16: decodeBF16AVX2,
 		largest: largestAVX2, encode: encodeAVX2, fit: fitAVX2, loss: lossAVX2,
 	}
+	attentionAVX2(&avx2)
 	if !cpu.X86.HasAVX512F || !cpu.X86.HasAVX512BW || !cpu.X86.HasAVX512DQ || !cpu.X86.HasAVX512VL || !cpu.X86.HasAVX512VNNI {
 		return []*Set{&avx2}
 	}

@@ -84,3 +84,34 @@ func TestLoopsStayWithinTheirBuffers(t *testing.T) {
 		}
 	}
 }
+
+// TestAttentionStaysWithinItsBuffers is the same for the loops of attention.
+func TestAttentionStaysWithinItsBuffers(t *testing.T) {
+	r := rand.New(rand.NewPCG(23, 24))
+	for _, set := range kernel.Available() {
+		for n := 1; n <= 300; n += 1 + n/20 {
+			dim := 8 * (1 + n%13)
+			edges(t, &set.F32, n, dim, r)
+			edges(t, &set.F16, n, dim, r)
+			edges(t, &set.I8, n, dim, r)
+			x, y := atPageEnd(t, randomVector(n, r)), atPageEnd(t, randomVector(n, r))
+			set.Multiply(x, y)
+			set.Greatest(x)
+			set.EncodeF16(atPageEnd(t, make([]uint16, n)), x)
+		}
+	}
+}
+
+func edges[T float32 | uint16 | int8](t *testing.T, loops *kernel.Vectors[T], n, dim int, r *rand.Rand) {
+	t.Helper()
+	room := (n + 3) &^ 3
+	keys, _ := randomElements[T](room*dim, r)
+	keys = atPageEnd(t, keys)
+	values := atPageEnd(t, keys[:n*dim])
+	for _, queries := range []int{1, 8} {
+		q, out := atPageEnd(t, randomVector(queries*dim, r)), atPageEnd(t, make([]float32, queries*room))
+		loops.Scores(out, room, q, queries, dim, keys, keys[len(keys)-1:], n)
+		p := atPageEnd(t, out[:(queries-1)*room+n])
+		loops.Mix(q, atPageEnd(t, make([]float32, queries)), p, room, queries, dim, values, keys, n)
+	}
+}

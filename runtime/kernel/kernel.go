@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"qtool/formats/half"
 	"qtool/formats/packed"
@@ -36,6 +37,15 @@ type Set struct {
 
 	decodeF16, decodeBF16 func(dst []float32, src []byte)
 
+	// F32, F16 and I8 are the loops of attention by the type of its keys and values.
+	F32 Vectors[float32]
+	F16 Vectors[uint16]
+	I8  Vectors[int8]
+
+	multiply  func(x, y []float32)
+	greatest  func(x []float32) float32
+	encodeF16 func(dst []uint16, src []float32)
+
 	// Loops of the quantizers: see quantizers.go. The same bits in every set.
 	largest func(w []float32) uint32
 	encode  func(codes []int8, w []float32, inverse float32, least, most, offset int8)
@@ -53,6 +63,8 @@ func Generic() *Set {
 		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric, panelTable: tableGeneric,
 		dense: denseGeneric, dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,
 		decodeF16: half.DecodeF16, decodeBF16: half.DecodeBF16,
+		F32: vectorsGeneric(widenF32), F16: vectorsGeneric(widenF16), I8: vectorsGeneric(widenI8),
+		multiply: multiplyGeneric, greatest: greatestGeneric, encodeF16: encodeF16Generic,
 		largest: largestGeneric, encode: encodeGeneric, fit: fitGeneric, loss: lossGeneric,
 	}
 }
@@ -143,6 +155,10 @@ type panelArgs struct {
 	stride int
 }
 
+// tails are the places for a last panel's results: loops are called by their values, so that a variable would be
+// memory taken for each call.
+var tails = sync.Pool{New: func() any { return new([packed.Panel]float32) }}
+
 // MulPanels multiplies panels of m, from p on, with the tokens first … first+n-1 of a:
 //
 //	out[t·stride + r] = Σ_k m[8p + r, k] · a[first + t, k]
@@ -174,7 +190,8 @@ func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels in
 		loop(args)
 	}
 	done := args.panels * packed.Panel
-	var all [packed.Panel]float32
+	all := tails.Get().(*[packed.Panel]float32)
+	defer tails.Put(all)
 	for t := range n {
 		one := args
 		one.data, one.panels = m.Panels(p+args.panels, 1), 1

@@ -183,3 +183,78 @@ func avx2DecodeF16(dst *float32, src *byte, n int)
 //
 //go:noescape
 func avx2DecodeBF16(dst *float32, src *byte, n int)
+
+// avx2ScoresF32x1 sets out to the products of q with n keys, a multiple of 4 that is not 0, of dim elements, a multiple of 8 that is not 0. It asks for as many from ahead on.
+//
+//go:noescape
+func avx2ScoresF32x1(out *float32, q *float32, dim int, keys *float32, ahead *float32, n int)
+
+// avx2ScoresF32x4 sets out, rows of stride bytes, to the products of four queries with n keys, a multiple of 2 that is not 0, of dim elements, a multiple of 8 that is not 0. It asks for as many from ahead on.
+//
+//go:noescape
+func avx2ScoresF32x4(out *float32, stride int, q *float32, dim int, keys *float32, ahead *float32, n int)
+
+// avx2MixF32x1 multiplies the sums of 1 queries by factors and adds n values of dim elements, a multiple of 8 that is not 0, weighted by p, rows of stride bytes. n is not 0. It asks for as many from ahead on.
+//
+//go:noescape
+func avx2MixF32x1(out *float32, factors *float32, p *float32, stride int, dim int, values *float32, ahead *float32, n int)
+
+// avx2MixF32x4 multiplies the sums of 4 queries by factors and adds n values of dim elements, a multiple of 8 that is not 0, weighted by p, rows of stride bytes. n is not 0. It asks for as many from ahead on.
+//
+//go:noescape
+func avx2MixF32x4(out *float32, factors *float32, p *float32, stride int, dim int, values *float32, ahead *float32, n int)
+
+// avx2ScoresF16x1 sets out to the products of q with n keys, a multiple of 4 that is not 0, of dim elements, a multiple of 8 that is not 0. It asks for as many from ahead on.
+//
+//go:noescape
+func avx2ScoresF16x1(out *float32, q *float32, dim int, keys *uint16, ahead *uint16, n int)
+
+// avx2ScoresF16x4 sets out, rows of stride bytes, to the products of four queries with n keys, a multiple of 2 that is not 0, of dim elements, a multiple of 8 that is not 0. It asks for as many from ahead on.
+//
+//go:noescape
+func avx2ScoresF16x4(out *float32, stride int, q *float32, dim int, keys *uint16, ahead *uint16, n int)
+
+// avx2MixF16x1 multiplies the sums of 1 queries by factors and adds n values of dim elements, a multiple of 8 that is not 0, weighted by p, rows of stride bytes. n is not 0. It asks for as many from ahead on.
+//
+//go:noescape
+func avx2MixF16x1(out *float32, factors *float32, p *float32, stride int, dim int, values *uint16, ahead *uint16, n int)
+
+// avx2MixF16x4 multiplies the sums of 4 queries by factors and adds n values of dim elements, a multiple of 8 that is not 0, weighted by p, rows of stride bytes. n is not 0. It asks for as many from ahead on.
+//
+//go:noescape
+func avx2MixF16x4(out *float32, factors *float32, p *float32, stride int, dim int, values *uint16, ahead *uint16, n int)
+
+// avx2ScoresI8x1 sets out to the products of q with n keys, a multiple of 4 that is not 0, of dim elements, a multiple of 8 that is not 0. It asks for as many from ahead on.
+//
+//go:noescape
+func avx2ScoresI8x1(out *float32, q *float32, dim int, keys *int8, ahead *int8, n int)
+
+// avx2ScoresI8x4 sets out, rows of stride bytes, to the products of four queries with n keys, a multiple of 2 that is not 0, of dim elements, a multiple of 8 that is not 0. It asks for as many from ahead on.
+//
+//go:noescape
+func avx2ScoresI8x4(out *float32, stride int, q *float32, dim int, keys *int8, ahead *int8, n int)
+
+// avx2MixI8x1 multiplies the sums of 1 queries by factors and adds n values of dim elements, a multiple of 8 that is not 0, weighted by p, rows of stride bytes. n is not 0. It asks for as many from ahead on.
+//
+//go:noescape
+func avx2MixI8x1(out *float32, factors *float32, p *float32, stride int, dim int, values *int8, ahead *int8, n int)
+
+// avx2MixI8x4 multiplies the sums of 4 queries by factors and adds n values of dim elements, a multiple of 8 that is not 0, weighted by p, rows of stride bytes. n is not 0. It asks for as many from ahead on.
+//
+//go:noescape
+func avx2MixI8x4(out *float32, factors *float32, p *float32, stride int, dim int, values *int8, ahead *int8, n int)
+
+// avx2Multiply multiplies n elements of x, a multiple of 8 that is not 0, by those of y.
+//
+//go:noescape
+func avx2Multiply(x *float32, y *float32, n int)
+
+// avx2Greatest gives the greatest of n elements, a multiple of 8 that is not 0.
+//
+//go:noescape
+func avx2Greatest(x *float32, n int) float32
+
+// avx2EncodeF16 rounds n numbers, a multiple of 8 that is not 0, to binary16, to nearest, ties to even.
+//
+//go:noescape
+func avx2EncodeF16(dst *uint16, src *float32, n int)

@@ -5633,3 +5633,1143 @@ avx2DecodeBF16Step:
 	JNE       avx2DecodeBF16Step
 	VZEROUPPER
 	RET
+
+// func avx2ScoresF32x1(out *float32, q *float32, dim int, keys *float32, ahead *float32, n int)
+// Requires: AVX, FMA3, MMX+
+TEXT ·avx2ScoresF32x1(SB), NOSPLIT, $0-48
+	MOVQ out+0(FP), AX
+	MOVQ q+8(FP), CX
+	MOVQ dim+16(FP), DX
+	MOVQ keys+24(FP), BX
+	MOVQ n+40(FP), SI
+	MOVQ ahead+32(FP), DI
+	MOVQ DX, R8
+	SHLQ $0x02, R8
+	MOVQ BX, R9
+	ADDQ R8, R9
+	MOVQ BX, R10
+	ADDQ R8, R10
+	ADDQ R8, R10
+	MOVQ BX, R11
+	ADDQ R8, R11
+	ADDQ R8, R11
+	ADDQ R8, R11
+	SHLQ $0x02, R8
+
+avx2ScoresF32x1Keys:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	XORQ   R12, R12
+
+avx2ScoresF32x1Step:
+	VMOVUPS      (CX)(R12*4), Y5
+	VMOVUPS      (BX)(R12*4), Y4
+	VFMADD231PS  Y4, Y5, Y0
+	VMOVUPS      (R9)(R12*4), Y4
+	VFMADD231PS  Y4, Y5, Y1
+	VMOVUPS      (R10)(R12*4), Y4
+	VFMADD231PS  Y4, Y5, Y2
+	VMOVUPS      (R11)(R12*4), Y4
+	VFMADD231PS  Y4, Y5, Y3
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         $0x00000080, DI
+	ADDQ         $0x08, R12
+	CMPQ         R12, DX
+	JLT          avx2ScoresF32x1Step
+	VHADDPS      Y1, Y0, Y0
+	VHADDPS      Y3, Y2, Y2
+	VHADDPS      Y2, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X4
+	VADDPS       X4, X0, X0
+	VMOVUPS      X0, (AX)
+	ADDQ         R8, BX
+	ADDQ         R8, R9
+	ADDQ         R8, R10
+	ADDQ         R8, R11
+	ADDQ         $0x10, AX
+	SUBQ         $0x04, SI
+	JNE          avx2ScoresF32x1Keys
+	VZEROUPPER
+	RET
+
+// func avx2ScoresF32x4(out *float32, stride int, q *float32, dim int, keys *float32, ahead *float32, n int)
+// Requires: AVX, FMA3, MMX+
+TEXT ·avx2ScoresF32x4(SB), NOSPLIT, $0-56
+	MOVQ out+0(FP), AX
+	MOVQ stride+8(FP), CX
+	MOVQ q+16(FP), DX
+	MOVQ dim+24(FP), BX
+	MOVQ keys+32(FP), SI
+	MOVQ ahead+40(FP), DI
+	MOVQ BX, R8
+	SHLQ $0x02, R8
+	MOVQ DX, R9
+	ADDQ R8, R9
+	MOVQ DX, R10
+	ADDQ R8, R10
+	ADDQ R8, R10
+	MOVQ DX, R11
+	ADDQ R8, R11
+	ADDQ R8, R11
+	ADDQ R8, R11
+	MOVQ BX, R8
+	SHLQ $0x02, R8
+	MOVQ SI, R12
+	ADDQ R8, R12
+	ADDQ R8, R8
+
+avx2ScoresF32x4Keys:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	XORQ   R13, R13
+
+avx2ScoresF32x4Step:
+	VMOVUPS      (SI)(R13*4), Y8
+	VMOVUPS      (R12)(R13*4), Y9
+	VMOVUPS      (DX)(R13*4), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y1
+	VMOVUPS      (R9)(R13*4), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y3
+	VMOVUPS      (R10)(R13*4), Y10
+	VFMADD231PS  Y8, Y10, Y4
+	VFMADD231PS  Y9, Y10, Y5
+	VMOVUPS      (R11)(R13*4), Y10
+	VFMADD231PS  Y8, Y10, Y6
+	VFMADD231PS  Y9, Y10, Y7
+	PREFETCHT0   (DI)
+	ADDQ         $0x00000040, DI
+	ADDQ         $0x08, R13
+	CMPQ         R13, BX
+	JLT          avx2ScoresF32x4Step
+	VHADDPS      Y1, Y0, Y0
+	VHADDPS      Y3, Y2, Y2
+	VHADDPS      Y5, Y4, Y4
+	VHADDPS      Y7, Y6, Y6
+	MOVQ         AX, R13
+	ADDQ         CX, R13
+	ADDQ         CX, R13
+	VHADDPS      Y2, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X8
+	VADDPS       X8, X0, X0
+	VMOVLPS      X0, (AX)
+	VMOVHPS      X0, (AX)(CX*1)
+	VHADDPS      Y6, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X8
+	VADDPS       X8, X4, X4
+	VMOVLPS      X4, (R13)
+	VMOVHPS      X4, (R13)(CX*1)
+	ADDQ         R8, SI
+	ADDQ         R8, R12
+	ADDQ         $0x08, AX
+	SUBQ         $0x02, n+48(FP)
+	JNE          avx2ScoresF32x4Keys
+	VZEROUPPER
+	RET
+
+// func avx2MixF32x1(out *float32, factors *float32, p *float32, stride int, dim int, values *float32, ahead *float32, n int)
+// Requires: AVX, FMA3, MMX+
+TEXT ·avx2MixF32x1(SB), NOSPLIT, $0-64
+	MOVQ out+0(FP), AX
+	MOVQ factors+8(FP), CX
+	MOVQ stride+24(FP), DX
+	MOVQ dim+32(FP), DX
+	MOVQ values+40(FP), BX
+	MOVQ ahead+48(FP), SI
+	SUBQ BX, SI
+	MOVQ DX, DI
+	SHLQ $0x02, DI
+	MOVQ DX, DI
+	SHLQ $0x02, DI
+	SHRQ $0x03, DX
+
+avx2MixF32x1Wide:
+	CMPQ         DX, $0x04
+	JLT          avx2MixF32x1Rest
+	MOVQ         AX, R8
+	VBROADCASTSS (CX), Y8
+	VMULPS       (R8), Y8, Y0
+	VMULPS       32(R8), Y8, Y1
+	VMULPS       64(R8), Y8, Y2
+	VMULPS       96(R8), Y8, Y3
+	MOVQ         p+16(FP), R8
+	MOVQ         n+56(FP), R10
+	MOVQ         BX, R9
+
+avx2MixF32x1w4:
+	VMOVUPS      (R9), Y4
+	VMOVUPS      32(R9), Y5
+	VMOVUPS      64(R9), Y6
+	VMOVUPS      96(R9), Y7
+	VBROADCASTSS (R8), Y8
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	PREFETCHT0   (R9)(SI*1)
+	PREFETCHT0   64(R9)(SI*1)
+	ADDQ         DI, R9
+	ADDQ         $0x04, R8
+	DECQ         R10
+	JNE          avx2MixF32x1w4
+	MOVQ         AX, R8
+	VMOVUPS      Y0, (R8)
+	VMOVUPS      Y1, 32(R8)
+	VMOVUPS      Y2, 64(R8)
+	VMOVUPS      Y3, 96(R8)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x00000080, BX
+	SUBQ         $0x04, DX
+	JMP          avx2MixF32x1Wide
+
+avx2MixF32x1Rest:
+	TESTQ        DX, DX
+	JE           avx2MixF32x1End
+	MOVQ         AX, R8
+	VBROADCASTSS (CX), Y2
+	VMULPS       (R8), Y2, Y0
+	MOVQ         p+16(FP), R8
+	MOVQ         n+56(FP), R10
+	MOVQ         BX, R9
+
+avx2MixF32x1w1:
+	VMOVUPS      (R9), Y1
+	VBROADCASTSS (R8), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	PREFETCHT0   (R9)(SI*1)
+	ADDQ         DI, R9
+	ADDQ         $0x04, R8
+	DECQ         R10
+	JNE          avx2MixF32x1w1
+	MOVQ         AX, R8
+	VMOVUPS      Y0, (R8)
+	ADDQ         $0x00000020, AX
+	ADDQ         $0x00000020, BX
+	SUBQ         $0x01, DX
+	JMP          avx2MixF32x1Rest
+
+avx2MixF32x1End:
+	VZEROUPPER
+	RET
+
+// func avx2MixF32x4(out *float32, factors *float32, p *float32, stride int, dim int, values *float32, ahead *float32, n int)
+// Requires: AVX, FMA3, MMX+
+TEXT ·avx2MixF32x4(SB), NOSPLIT, $0-64
+	MOVQ out+0(FP), AX
+	MOVQ factors+8(FP), CX
+	MOVQ stride+24(FP), DX
+	MOVQ dim+32(FP), BX
+	MOVQ values+40(FP), SI
+	MOVQ ahead+48(FP), DI
+	SUBQ SI, DI
+	MOVQ BX, R8
+	SHLQ $0x02, R8
+	MOVQ BX, R9
+	SHLQ $0x02, R9
+	SHRQ $0x03, BX
+
+avx2MixF32x4Wide:
+	CMPQ         BX, $0x02
+	JLT          avx2MixF32x4Rest
+	MOVQ         AX, R10
+	VBROADCASTSS (CX), Y10
+	VMULPS       (R10), Y10, Y0
+	VMULPS       32(R10), Y10, Y1
+	ADDQ         R8, R10
+	VBROADCASTSS 4(CX), Y10
+	VMULPS       (R10), Y10, Y2
+	VMULPS       32(R10), Y10, Y3
+	ADDQ         R8, R10
+	VBROADCASTSS 8(CX), Y10
+	VMULPS       (R10), Y10, Y4
+	VMULPS       32(R10), Y10, Y5
+	ADDQ         R8, R10
+	VBROADCASTSS 12(CX), Y10
+	VMULPS       (R10), Y10, Y6
+	VMULPS       32(R10), Y10, Y7
+	MOVQ         p+16(FP), R10
+	LEAQ         (R10)(DX*2), R11
+	MOVQ         n+56(FP), R13
+	MOVQ         SI, R12
+
+avx2MixF32x4w2:
+	VMOVUPS      (R12), Y8
+	VMOVUPS      32(R12), Y9
+	VBROADCASTSS (R10), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y1
+	VBROADCASTSS (R10)(DX*1), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y3
+	VBROADCASTSS (R10)(DX*2), Y10
+	VFMADD231PS  Y8, Y10, Y4
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS (R11)(DX*1), Y10
+	VFMADD231PS  Y8, Y10, Y6
+	VFMADD231PS  Y9, Y10, Y7
+	PREFETCHT0   (R12)(DI*1)
+	ADDQ         R9, R12
+	ADDQ         $0x04, R10
+	ADDQ         $0x04, R11
+	DECQ         R13
+	JNE          avx2MixF32x4w2
+	MOVQ         AX, R10
+	VMOVUPS      Y0, (R10)
+	VMOVUPS      Y1, 32(R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y2, (R10)
+	VMOVUPS      Y3, 32(R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y4, (R10)
+	VMOVUPS      Y5, 32(R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y6, (R10)
+	VMOVUPS      Y7, 32(R10)
+	ADDQ         $0x00000040, AX
+	ADDQ         $0x00000040, SI
+	SUBQ         $0x02, BX
+	JMP          avx2MixF32x4Wide
+
+avx2MixF32x4Rest:
+	TESTQ        BX, BX
+	JE           avx2MixF32x4End
+	MOVQ         AX, R10
+	VBROADCASTSS (CX), Y5
+	VMULPS       (R10), Y5, Y0
+	ADDQ         R8, R10
+	VBROADCASTSS 4(CX), Y5
+	VMULPS       (R10), Y5, Y1
+	ADDQ         R8, R10
+	VBROADCASTSS 8(CX), Y5
+	VMULPS       (R10), Y5, Y2
+	ADDQ         R8, R10
+	VBROADCASTSS 12(CX), Y5
+	VMULPS       (R10), Y5, Y3
+	MOVQ         p+16(FP), R10
+	LEAQ         (R10)(DX*2), R11
+	MOVQ         n+56(FP), R13
+	MOVQ         SI, R12
+
+avx2MixF32x4w1:
+	VMOVUPS      (R12), Y4
+	VBROADCASTSS (R10), Y5
+	VFMADD231PS  Y4, Y5, Y0
+	VBROADCASTSS (R10)(DX*1), Y5
+	VFMADD231PS  Y4, Y5, Y1
+	VBROADCASTSS (R10)(DX*2), Y5
+	VFMADD231PS  Y4, Y5, Y2
+	VBROADCASTSS (R11)(DX*1), Y5
+	VFMADD231PS  Y4, Y5, Y3
+	PREFETCHT0   (R12)(DI*1)
+	ADDQ         R9, R12
+	ADDQ         $0x04, R10
+	ADDQ         $0x04, R11
+	DECQ         R13
+	JNE          avx2MixF32x4w1
+	MOVQ         AX, R10
+	VMOVUPS      Y0, (R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y1, (R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y2, (R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y3, (R10)
+	ADDQ         $0x00000020, AX
+	ADDQ         $0x00000020, SI
+	SUBQ         $0x01, BX
+	JMP          avx2MixF32x4Rest
+
+avx2MixF32x4End:
+	VZEROUPPER
+	RET
+
+// func avx2ScoresF16x1(out *float32, q *float32, dim int, keys *uint16, ahead *uint16, n int)
+// Requires: AVX, F16C, FMA3, MMX+
+TEXT ·avx2ScoresF16x1(SB), NOSPLIT, $0-48
+	MOVQ out+0(FP), AX
+	MOVQ q+8(FP), CX
+	MOVQ dim+16(FP), DX
+	MOVQ keys+24(FP), BX
+	MOVQ n+40(FP), SI
+	MOVQ ahead+32(FP), DI
+	MOVQ DX, R8
+	SHLQ $0x01, R8
+	MOVQ BX, R9
+	ADDQ R8, R9
+	MOVQ BX, R10
+	ADDQ R8, R10
+	ADDQ R8, R10
+	MOVQ BX, R11
+	ADDQ R8, R11
+	ADDQ R8, R11
+	ADDQ R8, R11
+	SHLQ $0x02, R8
+
+avx2ScoresF16x1Keys:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	XORQ   R12, R12
+
+avx2ScoresF16x1Step:
+	VMOVUPS      (CX)(R12*4), Y5
+	VCVTPH2PS    (BX)(R12*2), Y4
+	VFMADD231PS  Y4, Y5, Y0
+	VCVTPH2PS    (R9)(R12*2), Y4
+	VFMADD231PS  Y4, Y5, Y1
+	VCVTPH2PS    (R10)(R12*2), Y4
+	VFMADD231PS  Y4, Y5, Y2
+	VCVTPH2PS    (R11)(R12*2), Y4
+	VFMADD231PS  Y4, Y5, Y3
+	PREFETCHT0   (DI)
+	ADDQ         $0x00000040, DI
+	ADDQ         $0x08, R12
+	CMPQ         R12, DX
+	JLT          avx2ScoresF16x1Step
+	VHADDPS      Y1, Y0, Y0
+	VHADDPS      Y3, Y2, Y2
+	VHADDPS      Y2, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X4
+	VADDPS       X4, X0, X0
+	VMOVUPS      X0, (AX)
+	ADDQ         R8, BX
+	ADDQ         R8, R9
+	ADDQ         R8, R10
+	ADDQ         R8, R11
+	ADDQ         $0x10, AX
+	SUBQ         $0x04, SI
+	JNE          avx2ScoresF16x1Keys
+	VZEROUPPER
+	RET
+
+// func avx2ScoresF16x4(out *float32, stride int, q *float32, dim int, keys *uint16, ahead *uint16, n int)
+// Requires: AVX, F16C, FMA3, MMX+
+TEXT ·avx2ScoresF16x4(SB), NOSPLIT, $0-56
+	MOVQ out+0(FP), AX
+	MOVQ stride+8(FP), CX
+	MOVQ q+16(FP), DX
+	MOVQ dim+24(FP), BX
+	MOVQ keys+32(FP), SI
+	MOVQ ahead+40(FP), DI
+	MOVQ BX, R8
+	SHLQ $0x02, R8
+	MOVQ DX, R9
+	ADDQ R8, R9
+	MOVQ DX, R10
+	ADDQ R8, R10
+	ADDQ R8, R10
+	MOVQ DX, R11
+	ADDQ R8, R11
+	ADDQ R8, R11
+	ADDQ R8, R11
+	MOVQ BX, R8
+	SHLQ $0x01, R8
+	MOVQ SI, R12
+	ADDQ R8, R12
+	ADDQ R8, R8
+
+avx2ScoresF16x4Keys:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	XORQ   R13, R13
+
+avx2ScoresF16x4Step:
+	VCVTPH2PS    (SI)(R13*2), Y8
+	VCVTPH2PS    (R12)(R13*2), Y9
+	VMOVUPS      (DX)(R13*4), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y1
+	VMOVUPS      (R9)(R13*4), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y3
+	VMOVUPS      (R10)(R13*4), Y10
+	VFMADD231PS  Y8, Y10, Y4
+	VFMADD231PS  Y9, Y10, Y5
+	VMOVUPS      (R11)(R13*4), Y10
+	VFMADD231PS  Y8, Y10, Y6
+	VFMADD231PS  Y9, Y10, Y7
+	PREFETCHT0   (DI)
+	ADDQ         $0x00000020, DI
+	ADDQ         $0x08, R13
+	CMPQ         R13, BX
+	JLT          avx2ScoresF16x4Step
+	VHADDPS      Y1, Y0, Y0
+	VHADDPS      Y3, Y2, Y2
+	VHADDPS      Y5, Y4, Y4
+	VHADDPS      Y7, Y6, Y6
+	MOVQ         AX, R13
+	ADDQ         CX, R13
+	ADDQ         CX, R13
+	VHADDPS      Y2, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X8
+	VADDPS       X8, X0, X0
+	VMOVLPS      X0, (AX)
+	VMOVHPS      X0, (AX)(CX*1)
+	VHADDPS      Y6, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X8
+	VADDPS       X8, X4, X4
+	VMOVLPS      X4, (R13)
+	VMOVHPS      X4, (R13)(CX*1)
+	ADDQ         R8, SI
+	ADDQ         R8, R12
+	ADDQ         $0x08, AX
+	SUBQ         $0x02, n+48(FP)
+	JNE          avx2ScoresF16x4Keys
+	VZEROUPPER
+	RET
+
+// func avx2MixF16x1(out *float32, factors *float32, p *float32, stride int, dim int, values *uint16, ahead *uint16, n int)
+// Requires: AVX, F16C, FMA3, MMX+
+TEXT ·avx2MixF16x1(SB), NOSPLIT, $0-64
+	MOVQ out+0(FP), AX
+	MOVQ factors+8(FP), CX
+	MOVQ stride+24(FP), DX
+	MOVQ dim+32(FP), DX
+	MOVQ values+40(FP), BX
+	MOVQ ahead+48(FP), SI
+	SUBQ BX, SI
+	MOVQ DX, DI
+	SHLQ $0x02, DI
+	MOVQ DX, DI
+	SHLQ $0x01, DI
+	SHRQ $0x03, DX
+
+avx2MixF16x1Wide:
+	CMPQ         DX, $0x04
+	JLT          avx2MixF16x1Rest
+	MOVQ         AX, R8
+	VBROADCASTSS (CX), Y8
+	VMULPS       (R8), Y8, Y0
+	VMULPS       32(R8), Y8, Y1
+	VMULPS       64(R8), Y8, Y2
+	VMULPS       96(R8), Y8, Y3
+	MOVQ         p+16(FP), R8
+	MOVQ         n+56(FP), R10
+	MOVQ         BX, R9
+
+avx2MixF16x1w4:
+	VCVTPH2PS    (R9), Y4
+	VCVTPH2PS    16(R9), Y5
+	VCVTPH2PS    32(R9), Y6
+	VCVTPH2PS    48(R9), Y7
+	VBROADCASTSS (R8), Y8
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	PREFETCHT0   (R9)(SI*1)
+	ADDQ         DI, R9
+	ADDQ         $0x04, R8
+	DECQ         R10
+	JNE          avx2MixF16x1w4
+	MOVQ         AX, R8
+	VMOVUPS      Y0, (R8)
+	VMOVUPS      Y1, 32(R8)
+	VMOVUPS      Y2, 64(R8)
+	VMOVUPS      Y3, 96(R8)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x00000040, BX
+	SUBQ         $0x04, DX
+	JMP          avx2MixF16x1Wide
+
+avx2MixF16x1Rest:
+	TESTQ        DX, DX
+	JE           avx2MixF16x1End
+	MOVQ         AX, R8
+	VBROADCASTSS (CX), Y2
+	VMULPS       (R8), Y2, Y0
+	MOVQ         p+16(FP), R8
+	MOVQ         n+56(FP), R10
+	MOVQ         BX, R9
+
+avx2MixF16x1w1:
+	VCVTPH2PS    (R9), Y1
+	VBROADCASTSS (R8), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	PREFETCHT0   (R9)(SI*1)
+	ADDQ         DI, R9
+	ADDQ         $0x04, R8
+	DECQ         R10
+	JNE          avx2MixF16x1w1
+	MOVQ         AX, R8
+	VMOVUPS      Y0, (R8)
+	ADDQ         $0x00000020, AX
+	ADDQ         $0x00000010, BX
+	SUBQ         $0x01, DX
+	JMP          avx2MixF16x1Rest
+
+avx2MixF16x1End:
+	VZEROUPPER
+	RET
+
+// func avx2MixF16x4(out *float32, factors *float32, p *float32, stride int, dim int, values *uint16, ahead *uint16, n int)
+// Requires: AVX, F16C, FMA3, MMX+
+TEXT ·avx2MixF16x4(SB), NOSPLIT, $0-64
+	MOVQ out+0(FP), AX
+	MOVQ factors+8(FP), CX
+	MOVQ stride+24(FP), DX
+	MOVQ dim+32(FP), BX
+	MOVQ values+40(FP), SI
+	MOVQ ahead+48(FP), DI
+	SUBQ SI, DI
+	MOVQ BX, R8
+	SHLQ $0x02, R8
+	MOVQ BX, R9
+	SHLQ $0x01, R9
+	SHRQ $0x03, BX
+
+avx2MixF16x4Wide:
+	CMPQ         BX, $0x02
+	JLT          avx2MixF16x4Rest
+	MOVQ         AX, R10
+	VBROADCASTSS (CX), Y10
+	VMULPS       (R10), Y10, Y0
+	VMULPS       32(R10), Y10, Y1
+	ADDQ         R8, R10
+	VBROADCASTSS 4(CX), Y10
+	VMULPS       (R10), Y10, Y2
+	VMULPS       32(R10), Y10, Y3
+	ADDQ         R8, R10
+	VBROADCASTSS 8(CX), Y10
+	VMULPS       (R10), Y10, Y4
+	VMULPS       32(R10), Y10, Y5
+	ADDQ         R8, R10
+	VBROADCASTSS 12(CX), Y10
+	VMULPS       (R10), Y10, Y6
+	VMULPS       32(R10), Y10, Y7
+	MOVQ         p+16(FP), R10
+	LEAQ         (R10)(DX*2), R11
+	MOVQ         n+56(FP), R13
+	MOVQ         SI, R12
+
+avx2MixF16x4w2:
+	VCVTPH2PS    (R12), Y8
+	VCVTPH2PS    16(R12), Y9
+	VBROADCASTSS (R10), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y1
+	VBROADCASTSS (R10)(DX*1), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y3
+	VBROADCASTSS (R10)(DX*2), Y10
+	VFMADD231PS  Y8, Y10, Y4
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS (R11)(DX*1), Y10
+	VFMADD231PS  Y8, Y10, Y6
+	VFMADD231PS  Y9, Y10, Y7
+	PREFETCHT0   (R12)(DI*1)
+	ADDQ         R9, R12
+	ADDQ         $0x04, R10
+	ADDQ         $0x04, R11
+	DECQ         R13
+	JNE          avx2MixF16x4w2
+	MOVQ         AX, R10
+	VMOVUPS      Y0, (R10)
+	VMOVUPS      Y1, 32(R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y2, (R10)
+	VMOVUPS      Y3, 32(R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y4, (R10)
+	VMOVUPS      Y5, 32(R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y6, (R10)
+	VMOVUPS      Y7, 32(R10)
+	ADDQ         $0x00000040, AX
+	ADDQ         $0x00000020, SI
+	SUBQ         $0x02, BX
+	JMP          avx2MixF16x4Wide
+
+avx2MixF16x4Rest:
+	TESTQ        BX, BX
+	JE           avx2MixF16x4End
+	MOVQ         AX, R10
+	VBROADCASTSS (CX), Y5
+	VMULPS       (R10), Y5, Y0
+	ADDQ         R8, R10
+	VBROADCASTSS 4(CX), Y5
+	VMULPS       (R10), Y5, Y1
+	ADDQ         R8, R10
+	VBROADCASTSS 8(CX), Y5
+	VMULPS       (R10), Y5, Y2
+	ADDQ         R8, R10
+	VBROADCASTSS 12(CX), Y5
+	VMULPS       (R10), Y5, Y3
+	MOVQ         p+16(FP), R10
+	LEAQ         (R10)(DX*2), R11
+	MOVQ         n+56(FP), R13
+	MOVQ         SI, R12
+
+avx2MixF16x4w1:
+	VCVTPH2PS    (R12), Y4
+	VBROADCASTSS (R10), Y5
+	VFMADD231PS  Y4, Y5, Y0
+	VBROADCASTSS (R10)(DX*1), Y5
+	VFMADD231PS  Y4, Y5, Y1
+	VBROADCASTSS (R10)(DX*2), Y5
+	VFMADD231PS  Y4, Y5, Y2
+	VBROADCASTSS (R11)(DX*1), Y5
+	VFMADD231PS  Y4, Y5, Y3
+	PREFETCHT0   (R12)(DI*1)
+	ADDQ         R9, R12
+	ADDQ         $0x04, R10
+	ADDQ         $0x04, R11
+	DECQ         R13
+	JNE          avx2MixF16x4w1
+	MOVQ         AX, R10
+	VMOVUPS      Y0, (R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y1, (R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y2, (R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y3, (R10)
+	ADDQ         $0x00000020, AX
+	ADDQ         $0x00000010, SI
+	SUBQ         $0x01, BX
+	JMP          avx2MixF16x4Rest
+
+avx2MixF16x4End:
+	VZEROUPPER
+	RET
+
+// func avx2ScoresI8x1(out *float32, q *float32, dim int, keys *int8, ahead *int8, n int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·avx2ScoresI8x1(SB), NOSPLIT, $0-48
+	MOVQ out+0(FP), AX
+	MOVQ q+8(FP), CX
+	MOVQ dim+16(FP), DX
+	MOVQ keys+24(FP), BX
+	MOVQ n+40(FP), SI
+	MOVQ ahead+32(FP), DI
+	MOVQ DX, R8
+	MOVQ BX, R9
+	ADDQ R8, R9
+	MOVQ BX, R10
+	ADDQ R8, R10
+	ADDQ R8, R10
+	MOVQ BX, R11
+	ADDQ R8, R11
+	ADDQ R8, R11
+	ADDQ R8, R11
+	SHLQ $0x02, R8
+
+avx2ScoresI8x1Keys:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	XORQ   R12, R12
+
+avx2ScoresI8x1Step:
+	VMOVUPS      (CX)(R12*4), Y5
+	VPMOVSXBD    (BX)(R12*1), Y4
+	VCVTDQ2PS    Y4, Y4
+	VFMADD231PS  Y4, Y5, Y0
+	VPMOVSXBD    (R9)(R12*1), Y4
+	VCVTDQ2PS    Y4, Y4
+	VFMADD231PS  Y4, Y5, Y1
+	VPMOVSXBD    (R10)(R12*1), Y4
+	VCVTDQ2PS    Y4, Y4
+	VFMADD231PS  Y4, Y5, Y2
+	VPMOVSXBD    (R11)(R12*1), Y4
+	VCVTDQ2PS    Y4, Y4
+	VFMADD231PS  Y4, Y5, Y3
+	PREFETCHT0   (DI)
+	ADDQ         $0x00000020, DI
+	ADDQ         $0x08, R12
+	CMPQ         R12, DX
+	JLT          avx2ScoresI8x1Step
+	VHADDPS      Y1, Y0, Y0
+	VHADDPS      Y3, Y2, Y2
+	VHADDPS      Y2, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X4
+	VADDPS       X4, X0, X0
+	VMOVUPS      X0, (AX)
+	ADDQ         R8, BX
+	ADDQ         R8, R9
+	ADDQ         R8, R10
+	ADDQ         R8, R11
+	ADDQ         $0x10, AX
+	SUBQ         $0x04, SI
+	JNE          avx2ScoresI8x1Keys
+	VZEROUPPER
+	RET
+
+// func avx2ScoresI8x4(out *float32, stride int, q *float32, dim int, keys *int8, ahead *int8, n int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·avx2ScoresI8x4(SB), NOSPLIT, $0-56
+	MOVQ out+0(FP), AX
+	MOVQ stride+8(FP), CX
+	MOVQ q+16(FP), DX
+	MOVQ dim+24(FP), BX
+	MOVQ keys+32(FP), SI
+	MOVQ ahead+40(FP), DI
+	MOVQ BX, R8
+	SHLQ $0x02, R8
+	MOVQ DX, R9
+	ADDQ R8, R9
+	MOVQ DX, R10
+	ADDQ R8, R10
+	ADDQ R8, R10
+	MOVQ DX, R11
+	ADDQ R8, R11
+	ADDQ R8, R11
+	ADDQ R8, R11
+	MOVQ BX, R8
+	MOVQ SI, R12
+	ADDQ R8, R12
+	ADDQ R8, R8
+
+avx2ScoresI8x4Keys:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	XORQ   R13, R13
+
+avx2ScoresI8x4Step:
+	VPMOVSXBD    (SI)(R13*1), Y8
+	VCVTDQ2PS    Y8, Y8
+	VPMOVSXBD    (R12)(R13*1), Y9
+	VCVTDQ2PS    Y9, Y9
+	VMOVUPS      (DX)(R13*4), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y1
+	VMOVUPS      (R9)(R13*4), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y3
+	VMOVUPS      (R10)(R13*4), Y10
+	VFMADD231PS  Y8, Y10, Y4
+	VFMADD231PS  Y9, Y10, Y5
+	VMOVUPS      (R11)(R13*4), Y10
+	VFMADD231PS  Y8, Y10, Y6
+	VFMADD231PS  Y9, Y10, Y7
+	PREFETCHT0   (DI)
+	ADDQ         $0x00000010, DI
+	ADDQ         $0x08, R13
+	CMPQ         R13, BX
+	JLT          avx2ScoresI8x4Step
+	VHADDPS      Y1, Y0, Y0
+	VHADDPS      Y3, Y2, Y2
+	VHADDPS      Y5, Y4, Y4
+	VHADDPS      Y7, Y6, Y6
+	MOVQ         AX, R13
+	ADDQ         CX, R13
+	ADDQ         CX, R13
+	VHADDPS      Y2, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X8
+	VADDPS       X8, X0, X0
+	VMOVLPS      X0, (AX)
+	VMOVHPS      X0, (AX)(CX*1)
+	VHADDPS      Y6, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X8
+	VADDPS       X8, X4, X4
+	VMOVLPS      X4, (R13)
+	VMOVHPS      X4, (R13)(CX*1)
+	ADDQ         R8, SI
+	ADDQ         R8, R12
+	ADDQ         $0x08, AX
+	SUBQ         $0x02, n+48(FP)
+	JNE          avx2ScoresI8x4Keys
+	VZEROUPPER
+	RET
+
+// func avx2MixI8x1(out *float32, factors *float32, p *float32, stride int, dim int, values *int8, ahead *int8, n int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·avx2MixI8x1(SB), NOSPLIT, $0-64
+	MOVQ out+0(FP), AX
+	MOVQ factors+8(FP), CX
+	MOVQ stride+24(FP), DX
+	MOVQ dim+32(FP), DX
+	MOVQ values+40(FP), BX
+	MOVQ ahead+48(FP), SI
+	SUBQ BX, SI
+	MOVQ DX, DI
+	SHLQ $0x02, DI
+	MOVQ DX, DI
+	SHRQ $0x03, DX
+
+avx2MixI8x1Wide:
+	CMPQ         DX, $0x04
+	JLT          avx2MixI8x1Rest
+	MOVQ         AX, R8
+	VBROADCASTSS (CX), Y8
+	VMULPS       (R8), Y8, Y0
+	VMULPS       32(R8), Y8, Y1
+	VMULPS       64(R8), Y8, Y2
+	VMULPS       96(R8), Y8, Y3
+	MOVQ         p+16(FP), R8
+	MOVQ         n+56(FP), R10
+	MOVQ         BX, R9
+
+avx2MixI8x1w4:
+	VPMOVSXBD    (R9), Y4
+	VCVTDQ2PS    Y4, Y4
+	VPMOVSXBD    8(R9), Y5
+	VCVTDQ2PS    Y5, Y5
+	VPMOVSXBD    16(R9), Y6
+	VCVTDQ2PS    Y6, Y6
+	VPMOVSXBD    24(R9), Y7
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS (R8), Y8
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	PREFETCHT0   (R9)(SI*1)
+	ADDQ         DI, R9
+	ADDQ         $0x04, R8
+	DECQ         R10
+	JNE          avx2MixI8x1w4
+	MOVQ         AX, R8
+	VMOVUPS      Y0, (R8)
+	VMOVUPS      Y1, 32(R8)
+	VMOVUPS      Y2, 64(R8)
+	VMOVUPS      Y3, 96(R8)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x00000020, BX
+	SUBQ         $0x04, DX
+	JMP          avx2MixI8x1Wide
+
+avx2MixI8x1Rest:
+	TESTQ        DX, DX
+	JE           avx2MixI8x1End
+	MOVQ         AX, R8
+	VBROADCASTSS (CX), Y2
+	VMULPS       (R8), Y2, Y0
+	MOVQ         p+16(FP), R8
+	MOVQ         n+56(FP), R10
+	MOVQ         BX, R9
+
+avx2MixI8x1w1:
+	VPMOVSXBD    (R9), Y1
+	VCVTDQ2PS    Y1, Y1
+	VBROADCASTSS (R8), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	PREFETCHT0   (R9)(SI*1)
+	ADDQ         DI, R9
+	ADDQ         $0x04, R8
+	DECQ         R10
+	JNE          avx2MixI8x1w1
+	MOVQ         AX, R8
+	VMOVUPS      Y0, (R8)
+	ADDQ         $0x00000020, AX
+	ADDQ         $0x00000008, BX
+	SUBQ         $0x01, DX
+	JMP          avx2MixI8x1Rest
+
+avx2MixI8x1End:
+	VZEROUPPER
+	RET
+
+// func avx2MixI8x4(out *float32, factors *float32, p *float32, stride int, dim int, values *int8, ahead *int8, n int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·avx2MixI8x4(SB), NOSPLIT, $0-64
+	MOVQ out+0(FP), AX
+	MOVQ factors+8(FP), CX
+	MOVQ stride+24(FP), DX
+	MOVQ dim+32(FP), BX
+	MOVQ values+40(FP), SI
+	MOVQ ahead+48(FP), DI
+	SUBQ SI, DI
+	MOVQ BX, R8
+	SHLQ $0x02, R8
+	MOVQ BX, R9
+	SHRQ $0x03, BX
+
+avx2MixI8x4Wide:
+	CMPQ         BX, $0x02
+	JLT          avx2MixI8x4Rest
+	MOVQ         AX, R10
+	VBROADCASTSS (CX), Y10
+	VMULPS       (R10), Y10, Y0
+	VMULPS       32(R10), Y10, Y1
+	ADDQ         R8, R10
+	VBROADCASTSS 4(CX), Y10
+	VMULPS       (R10), Y10, Y2
+	VMULPS       32(R10), Y10, Y3
+	ADDQ         R8, R10
+	VBROADCASTSS 8(CX), Y10
+	VMULPS       (R10), Y10, Y4
+	VMULPS       32(R10), Y10, Y5
+	ADDQ         R8, R10
+	VBROADCASTSS 12(CX), Y10
+	VMULPS       (R10), Y10, Y6
+	VMULPS       32(R10), Y10, Y7
+	MOVQ         p+16(FP), R10
+	LEAQ         (R10)(DX*2), R11
+	MOVQ         n+56(FP), R13
+	MOVQ         SI, R12
+
+avx2MixI8x4w2:
+	VPMOVSXBD    (R12), Y8
+	VCVTDQ2PS    Y8, Y8
+	VPMOVSXBD    8(R12), Y9
+	VCVTDQ2PS    Y9, Y9
+	VBROADCASTSS (R10), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y1
+	VBROADCASTSS (R10)(DX*1), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y3
+	VBROADCASTSS (R10)(DX*2), Y10
+	VFMADD231PS  Y8, Y10, Y4
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS (R11)(DX*1), Y10
+	VFMADD231PS  Y8, Y10, Y6
+	VFMADD231PS  Y9, Y10, Y7
+	PREFETCHT0   (R12)(DI*1)
+	ADDQ         R9, R12
+	ADDQ         $0x04, R10
+	ADDQ         $0x04, R11
+	DECQ         R13
+	JNE          avx2MixI8x4w2
+	MOVQ         AX, R10
+	VMOVUPS      Y0, (R10)
+	VMOVUPS      Y1, 32(R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y2, (R10)
+	VMOVUPS      Y3, 32(R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y4, (R10)
+	VMOVUPS      Y5, 32(R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y6, (R10)
+	VMOVUPS      Y7, 32(R10)
+	ADDQ         $0x00000040, AX
+	ADDQ         $0x00000010, SI
+	SUBQ         $0x02, BX
+	JMP          avx2MixI8x4Wide
+
+avx2MixI8x4Rest:
+	TESTQ        BX, BX
+	JE           avx2MixI8x4End
+	MOVQ         AX, R10
+	VBROADCASTSS (CX), Y5
+	VMULPS       (R10), Y5, Y0
+	ADDQ         R8, R10
+	VBROADCASTSS 4(CX), Y5
+	VMULPS       (R10), Y5, Y1
+	ADDQ         R8, R10
+	VBROADCASTSS 8(CX), Y5
+	VMULPS       (R10), Y5, Y2
+	ADDQ         R8, R10
+	VBROADCASTSS 12(CX), Y5
+	VMULPS       (R10), Y5, Y3
+	MOVQ         p+16(FP), R10
+	LEAQ         (R10)(DX*2), R11
+	MOVQ         n+56(FP), R13
+	MOVQ         SI, R12
+
+avx2MixI8x4w1:
+	VPMOVSXBD    (R12), Y4
+	VCVTDQ2PS    Y4, Y4
+	VBROADCASTSS (R10), Y5
+	VFMADD231PS  Y4, Y5, Y0
+	VBROADCASTSS (R10)(DX*1), Y5
+	VFMADD231PS  Y4, Y5, Y1
+	VBROADCASTSS (R10)(DX*2), Y5
+	VFMADD231PS  Y4, Y5, Y2
+	VBROADCASTSS (R11)(DX*1), Y5
+	VFMADD231PS  Y4, Y5, Y3
+	PREFETCHT0   (R12)(DI*1)
+	ADDQ         R9, R12
+	ADDQ         $0x04, R10
+	ADDQ         $0x04, R11
+	DECQ         R13
+	JNE          avx2MixI8x4w1
+	MOVQ         AX, R10
+	VMOVUPS      Y0, (R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y1, (R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y2, (R10)
+	ADDQ         R8, R10
+	VMOVUPS      Y3, (R10)
+	ADDQ         $0x00000020, AX
+	ADDQ         $0x00000008, SI
+	SUBQ         $0x01, BX
+	JMP          avx2MixI8x4Rest
+
+avx2MixI8x4End:
+	VZEROUPPER
+	RET
+
+// func avx2Multiply(x *float32, y *float32, n int)
+// Requires: AVX
+TEXT ·avx2Multiply(SB), NOSPLIT, $0-24
+	MOVQ x+0(FP), AX
+	MOVQ y+8(FP), CX
+	MOVQ n+16(FP), DX
+
+multiplyStep:
+	VMOVUPS (AX), Y0
+	VMULPS  (CX), Y0, Y0
+	VMOVUPS Y0, (AX)
+	ADDQ    $0x20, AX
+	ADDQ    $0x20, CX
+	SUBQ    $0x08, DX
+	JNE     multiplyStep
+	VZEROUPPER
+	RET
+
+// func avx2Greatest(x *float32, n int) float32
+// Requires: AVX, SSE
+TEXT ·avx2Greatest(SB), NOSPLIT, $0-20
+	MOVQ    x+0(FP), AX
+	MOVQ    n+8(FP), CX
+	VMOVUPS (AX), Y0
+
+greatestStep:
+	VMAXPS     (AX), Y0, Y0
+	ADDQ       $0x20, AX
+	SUBQ       $0x08, CX
+	JNE        greatestStep
+	VPERM2F128 $0x01, Y0, Y0, Y1
+	VMAXPS     Y1, Y0, Y0
+	VPERMILPS  $0x4e, Y0, Y1
+	VMAXPS     Y1, Y0, Y0
+	VPERMILPS  $0xb1, Y0, Y1
+	VMAXPS     Y1, Y0, Y0
+	MOVSS      X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func avx2EncodeF16(dst *uint16, src *float32, n int)
+// Requires: AVX, F16C
+TEXT ·avx2EncodeF16(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ n+16(FP), DX
+
+encodeF16Step:
+	VMOVUPS   (CX), Y0
+	VCVTPS2PH $0x00, Y0, (AX)
+	ADDQ      $0x20, CX
+	ADDQ      $0x10, AX
+	SUBQ      $0x08, DX
+	JNE       encodeF16Step
+	VZEROUPPER
+	RET

@@ -1,119 +1,309 @@
 package llama
 
 import (
+	"fmt"
 	"math"
 
 	"qtool/formats/arch"
 	"qtool/runtime/kernel"
 )
 
-// rotation holds cos and sin of a batch's positions for one kind of layer, [tokens][RotaryDim/2].
-type rotation struct{ cos, sin []float32 }
+// Attention streams over the cache: a unit of work takes some queries of one sequence, of all heads that share keys and
+// values, through a range of positions page by page, and keeps for each query the greatest score so far, the sum of the
+// exponentials of the scores beneath it, and the values weighted by them (Milakov and Gimelshein 2018, arXiv:1805.02867).
+//
+// Each segment of positions is summed up for itself and then merged, in order. Where pages and segments end depends on
+// the positions alone: so a query's result is the same bits whoever computes its segments, and whatever other queries
+// are computed with it.
+const (
+	segment = 8 * page // positions
+	// queryRows is the queries of a unit, about: enough that keys and values are seldom read, few enough that the
+	// unit's work stays in the core's cache.
+	queryRows = 32
+)
 
-// rotations computes the rotary factors of n positions from first on: turns[0] of the layers with
-// full attention, turns[1] of the sliding ones where these have frequencies of their own.
-func (s *Session) rotations(first, n int) {
+// row is a token of the batch: the sequence that it belongs to, and its position there.
+type row struct {
+	session  *Session
+	position int
+}
+
+// plan is the attention of a batch in the layers of one window, 0 for none.
+type plan struct {
+	window int
+	units  []unit
+	joins  []join
+	dim    int // of a query's part, padded
+	parts  []float32
+	levels []level
+}
+
+// unit is the queries of neighbouring tokens of one sequence, and the positions that they are computed with.
+type unit struct {
+	head, first, tokens int // the head of keys and values, tokens of the batch
+	from, to            int // positions
+	// slot is the place in parts of the first query's result; −1 when it is whole, and goes where it belongs.
+	slot int
+}
+
+// join is the queries whose parts are merged: so many, one after the other from slot on.
+type join struct {
+	head, first, tokens int
+	slot, parts         int
+}
+
+// level is what the sums of a query relate to: its greatest score, and the sum of the exponentials.
+type level struct{ most, sum float32 }
+
+// attentionScratch is what a worker needs for a unit: of each query the query itself, a page's scores, the sums of a
+// segment and of those before.
+type attentionScratch struct {
+	queries, scores, sums, total []float32
+	factors                      []float32
+	levels, totals               []level
+}
+
+// planAttention lists the work of attention for the rows of the batch.
+func (s *Session) planAttention() {
 	c := s.engine.config
-	ropes := []arch.Rope{c.Rope}
-	if c.LocalRope != nil {
-		ropes = append(ropes, *c.LocalRope)
+	if s.plans == nil {
+		s.plans = append(s.plans, plan{})
+		if c.SlidingWindow > 0 {
+			s.plans = append(s.plans, plan{window: c.SlidingWindow})
+		}
+		for i := range s.plans {
+			s.plans[i].dim = padded(c.HeadDim)
+		}
 	}
-	s.turns = s.turns[:0]
-	length := first + n
-	if s.long {
-		length = max(length, c.Rope.OriginalContext+1)
+	for i := range s.plans {
+		s.plans[i].fill(s.rows, c.KVHeads, c.Heads/c.KVHeads)
 	}
-	for _, rope := range ropes {
-		frequencies, factor := rope.Frequencies(c.RotaryDim, length)
-		pairs := len(frequencies)
-		r := rotation{cos: make([]float32, n*pairs), sin: make([]float32, n*pairs)}
-		for t := range n {
-			for i, f := range frequencies {
-				// The reference multiplies in single precision: a double would be nearer to the
-				// mathematics, and further from what the weights were trained with.
-				angle := float64(float32(first+t) * float32(f))
-				sin, cos := math.Sincos(angle)
-				r.cos[t*pairs+i], r.sin[t*pairs+i] = float32(cos*factor), float32(sin*factor)
+}
+
+// fill lists the work for a batch. Where a sequence has few rows, they are computed together and its positions are cut
+// into segments; where it has many, the rows are cut.
+func (p *plan) fill(rows []row, heads, group int) {
+	p.units, p.joins = p.units[:0], p.joins[:0]
+	step := max(1, queryRows/group)
+	slots := 0
+	for first := 0; first < len(rows); {
+		n := 1
+		for first+n < len(rows) && rows[first+n].session == rows[first].session {
+			n++
+		}
+		// From the last rows on, which have the most to do.
+		for at := (n - 1) / step * step; at >= 0; at -= step {
+			tokens := min(step, n-at)
+			from, to := p.first(rows[first+at].position), rows[first+at+tokens-1].position+1
+			begin, end := from/segment, (to-1)/segment+1
+			for h := range heads {
+				u := unit{head: h, first: first + at, tokens: tokens, from: from, to: to, slot: -1}
+				if n > step || end-begin == 1 {
+					p.units = append(p.units, u)
+					continue
+				}
+				p.joins = append(p.joins, join{head: h, first: first + at, tokens: tokens, slot: slots, parts: end - begin})
+				for k := begin; k < end; k++ {
+					u.from, u.to, u.slot = max(from, k*segment), min(to, (k+1)*segment), slots
+					p.units = append(p.units, u)
+					slots += tokens * group
+				}
 			}
 		}
-		s.turns = append(s.turns, r)
+		first += n
 	}
+	p.parts = room(p.parts, slots*p.dim)
+	if cap(p.levels) < slots {
+		p.levels = make([]level, slots)
+	}
+	p.levels = p.levels[:slots]
 }
 
-// turn rotates one head in place for token t of the batch.
-func (s *Session) turn(layer, t int, head []float32) {
-	c := s.engine.config
-	r := s.turns[0]
-	if c.LocalRope != nil && c.LayerSliding[layer] {
-		r = s.turns[1]
+// first is the first position that one attends to.
+func (p *plan) first(position int) int {
+	if p.window == 0 {
+		return 0
 	}
-	pairs := c.RotaryDim / 2
-	cos, sin := r.cos[t*pairs:(t+1)*pairs], r.sin[t*pairs:(t+1)*pairs]
-	low, high := head[:pairs], head[pairs:2*pairs]
-	for i, a := range low {
-		b := high[i]
-		low[i] = a*cos[i] - b*sin[i]
-		high[i] = b*cos[i] + a*sin[i]
-	}
+	return max(0, position-p.window+1)
 }
 
-// placeKeys normalizes and rotates the queries and keys of a batch, and puts keys and values into the
-// cache.
-func (s *Session) placeKeys(layer, n int) {
-	e, c, l := s.engine, s.engine.config, &s.engine.layers[layer]
+// planOf is the plan of a layer.
+func (s *Session) planOf(layer int) *plan {
+	if s.engine.config.LayerWindow(layer) > 0 {
+		return &s.plans[1]
+	}
+	return &s.plans[0]
+}
+
+// placeKeys normalizes and rotates the queries and keys of a token, and puts keys and values into the cache.
+func (s *Session) placeKeys(_, t int) {
+	c, l := s.engine.config, &s.engine.layers[s.layer]
 	q, kv, dim := c.QDim(), c.KVDim(), c.HeadDim
-	stride, past := q+2*kv, len(s.tokens)
-	cache := &s.cache[layer]
-	e.pool.Run(n, func(_, t int) {
-		row := s.qkv[t*stride : (t+1)*stride]
-		for h := range c.Heads + c.KVHeads {
-			head := row[h*dim : (h+1)*dim]
-			switch {
-			case l.qNorm != nil && h < c.Heads:
-				rmsNorm(head, head, l.qNorm, c.NormEps)
-			case l.kNorm != nil:
-				rmsNorm(head, head, l.kNorm, c.NormEps)
-			}
-			s.turn(layer, t, head)
+	stride := q + 2*kv
+	row := s.qkv[t*stride : (t+1)*stride]
+	for h := range c.Heads + c.KVHeads {
+		head := row[h*dim : (h+1)*dim]
+		switch {
+		case l.qNorm != nil && h < c.Heads:
+			rmsNorm(head, head, l.qNorm, c.NormEps)
+		case l.kNorm != nil:
+			rmsNorm(head, head, l.kNorm, c.NormEps)
 		}
-		for h := range c.KVHeads {
-			at := (h*s.rooms + past + t) * dim
-			copy(cache.k[at:at+dim], row[q+h*dim:])
-			copy(cache.v[at:at+dim], row[q+kv+h*dim:])
+		s.turn(s.layer, t, head)
+	}
+	to := s.rows[t]
+	for h := range c.KVHeads {
+		key, value := row[q+h*dim:q+(h+1)*dim], row[q+kv+h*dim:q+kv+(h+1)*dim]
+		if err := to.session.cache.put(s.layer, h, to.position, key, value); err != nil {
+			s.failed.note(fmt.Errorf("layer %d, position %d: %w", s.layer, to.position, err))
 		}
-	})
+	}
 }
 
-// attend computes what one head of one token of the batch gathers from the values.
-func (s *Session) attend(layer, t, head int, w *workerScratch) {
-	e, c := s.engine, s.engine.config
-	dim := c.HeadDim
-	last := len(s.tokens) + t
-	first := 0
-	if window := c.LayerWindow(layer); window > 0 {
-		first = max(0, last-window+1)
-	}
-	w.scores = room(w.scores, last-first+1)
-	scores := w.scores
+// attend does a unit of attention.
+func (s *Session) attend(worker, i int) {
+	e, c, p := s.engine, s.engine.config, s.planOf(s.layer)
+	u, a := &p.units[i], &e.scratch[worker].attention
+	group := c.Heads / c.KVHeads
+	n := u.tokens * group
+	a.resize(n, p.dim)
 	stride := c.QDim() + 2*c.KVDim()
-	q := s.qkv[t*stride+head*dim : t*stride+(head+1)*dim]
-	kv := head / (c.Heads / c.KVHeads) * s.rooms
-	keys, values := s.cache[layer].k[kv*dim:], s.cache[layer].v[kv*dim:]
-
-	scale := float32(c.AttnScale)
-	for i := range scores {
-		at := (first + i) * dim
-		scores[i] = e.kernels.Dot(q, keys[at:at+dim]) * scale
+	for j := range n {
+		in := s.qkv[(u.first+j/group)*stride+(u.head*group+j%group)*c.HeadDim:]
+		out := a.queries[j*p.dim : (j+1)*p.dim]
+		for k, v := range in[:c.HeadDim] {
+			out[k] = v * float32(c.AttnScale)
+		}
+		clear(out[c.HeadDim:])
 	}
-	softcap(scores, float32(c.AttnSoftcap))
-	e.kernels.Softmax(scores)
-	out := s.mixed[t*c.QDim()+head*dim : t*c.QDim()+(head+1)*dim]
-	clear(out)
-	for i, p := range scores {
-		at := (first + i) * dim
-		e.kernels.Axpy(p, values[at:at+dim], out)
+	for from := u.from; from < u.to; {
+		to := min(u.to, (from/segment+1)*segment)
+		s.sumSegment(a, p, u, from, to)
+		if u.slot >= 0 {
+			copy(p.parts[u.slot*p.dim:(u.slot+n)*p.dim], a.sums)
+			copy(p.levels[u.slot:], a.levels[:n])
+			return // such a unit is one segment
+		}
+		for j := range n {
+			at, end := j*p.dim, (j+1)*p.dim
+			a.totals[j].merge(a.levels[j], a.total[at:end], a.sums[at:end])
+		}
+		from = to
+	}
+	for j := range n {
+		s.gathered(u.first+j/group, u.head*group+j%group, a.totals[j], a.total[j*p.dim:])
 	}
 }
+
+// join merges the parts of some queries.
+func (s *Session) join(worker, i int) {
+	e, c, p := s.engine, s.engine.config, s.planOf(s.layer)
+	u, a := &p.joins[i], &e.scratch[worker].attention
+	group := c.Heads / c.KVHeads
+	n := u.tokens * group
+	a.total = room(a.total, p.dim)
+	for j := range n {
+		total := noLevel
+		clear(a.total)
+		for k := range u.parts {
+			slot := u.slot + k*n + j
+			total.merge(p.levels[slot], a.total, p.parts[slot*p.dim:(slot+1)*p.dim])
+		}
+		s.gathered(u.first+j/group, u.head*group+j%group, total, a.total)
+	}
+}
+
+// gathered writes what a head of a token gathers from the values.
+func (s *Session) gathered(t, head int, l level, sums []float32) {
+	c := s.engine.config
+	out := s.mixed[t*c.QDim()+head*c.HeadDim : t*c.QDim()+(head+1)*c.HeadDim]
+	f := 1 / l.sum
+	for k := range out {
+		out[k] = sums[k] * f
+	}
+}
+
+// noLevel is the level of no scores.
+var noLevel = level{most: float32(math.Inf(-1))}
+
+// resize makes room for n queries of dim elements and clears their sums. One query is computed alone, others by fours:
+// those beyond n have queries of zeros.
+func (a *attentionScratch) resize(n, dim int) {
+	all := n
+	if n > 1 {
+		all = (n + 3) &^ 3
+	}
+	a.queries, a.sums, a.total = room(a.queries, all*dim), room(a.sums, all*dim), room(a.total, all*dim)
+	a.scores, a.factors = room(a.scores, all*page), room(a.factors, all)
+	if cap(a.levels) < all {
+		a.levels, a.totals = make([]level, all), make([]level, all)
+	}
+	a.levels, a.totals = a.levels[:all], a.totals[:all]
+	clear(a.queries[n*dim:])
+	clear(a.total)
+	for j := range a.totals {
+		a.totals[j] = noLevel
+	}
+}
+
+// sumSegment sums up the positions from … to-1, of one segment, for the queries of a unit.
+func (s *Session) sumSegment(a *attentionScratch, p *plan, u *unit, from, to int) {
+	c, cache := s.engine.config, s.rows[u.first].session.cache
+	group, queries := c.Heads/c.KVHeads, len(a.factors)
+	clear(a.sums)
+	for j := range a.levels {
+		a.levels[j], a.factors[j] = noLevel, 1
+	}
+	for start := from &^ (page - 1); start < to; start += page {
+		first := max(start, from) &^ 3
+		n := min(start+page, to) - first
+		cache.scores(a.scores, a.queries, queries, s.layer, u.head, first, n)
+		for j := range u.tokens * group {
+			position := s.rows[u.first+j/group].position
+			low, high := max(p.first(position)-first, 0), min(position+1-first, n)
+			a.factors[j] = s.weigh(a.scores[j*page:j*page+n], low, high, &a.levels[j])
+		}
+		cache.mix(a.sums, a.factors, a.scores, queries, s.layer, u.head, first, n)
+	}
+}
+
+// weigh turns a query's scores low … high-1 into weights, the others into 0, and gives the factor that sums before
+// have to be multiplied with.
+func (s *Session) weigh(scores []float32, low, high int, l *level) (factor float32) {
+	if low >= high {
+		clear(scores)
+		return 1
+	}
+	clear(scores[:low])
+	clear(scores[high:])
+	seen := scores[low:high]
+	softcap(seen, float32(s.engine.config.AttnSoftcap))
+	factor = 1
+	if most := s.engine.kernels.Greatest(seen); !(most <= l.most) {
+		factor = exp(l.most - most)
+		l.most = most
+	}
+	l.sum = l.sum*factor + s.engine.kernels.Exp(seen, l.most)
+	if !(l.most <= math.MaxFloat32) {
+		l.sum = float32(math.NaN()) // of infinite scores: no sum may look like a number
+	}
+	return factor
+}
+
+// merge adds the sums of a part to those so far.
+func (l *level) merge(part level, sums, more []float32) {
+	if math.IsInf(float64(part.most), -1) && part.sum == 0 {
+		return // a query that sees nothing of the part
+	}
+	most := max(l.most, part.most)
+	f, g := exp(l.most-most), exp(part.most-most)
+	l.most, l.sum = most, l.sum*f+part.sum*g
+	for k := range sums {
+		sums[k] = sums[k]*f + more[k]*g
+	}
+}
+
+func exp(x float32) float32 { return float32(math.Exp(float64(x))) }
 
 // softcap bends x to within ±limit: limit·tanh(x/limit). A limit of 0 leaves x alone.
 func softcap(x []float32, limit float32) {

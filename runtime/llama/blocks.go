@@ -17,12 +17,27 @@ type Tap func(name string, x []float32, tokens, cols int) error
 type Blocks struct {
 	engine  *Engine
 	session *Session
-	cache   layerCache
-	rooms   int
+}
+
+// oneLayer is a cache that every layer shares: a block is done with it before the next begins.
+type oneLayer struct{ cache }
+
+func (c oneLayer) put(_, head, position int, key, value []float32) error {
+	return c.cache.put(0, head, position, key, value)
+}
+
+func (c oneLayer) scores(out, q []float32, queries, _, head, first, n int) {
+	c.cache.scores(out, q, queries, 0, head, first, n)
+}
+
+func (c oneLayer) mix(out, factors, p []float32, queries, _, head, first, n int) {
+	c.cache.mix(out, factors, p, queries, 0, head, first, n)
 }
 
 // Blocks returns a runner on the engine's threads. What it replaces is replaced for every user of the engine.
-func (e *Engine) Blocks() *Blocks { return &Blocks{engine: e, session: e.NewSession(0)} }
+func (e *Engine) Blocks() *Blocks {
+	return &Blocks{engine: e, session: e.newSession(0, oneLayer{e.newCache(1)})}
+}
 
 // Count is the number of blocks.
 func (b *Blocks) Count() int { return len(b.engine.layers) }
@@ -42,18 +57,16 @@ func (b *Blocks) Embed(dst []float32, tokens []int32) error {
 // its linear layers in their order; where it returns an error x is what it was, and Run returns that error.
 func (b *Blocks) Run(layer int, x []float32, n int, tap Tap) error {
 	s, c := b.session, b.engine.config
-	if s.rooms < n || b.rooms < n {
-		b.rooms = n
-		b.cache = layerCache{k: make([]float32, c.KVHeads*n*c.HeadDim), v: make([]float32, c.KVHeads*n*c.HeadDim)}
-		s.rooms = n
+	s.cache.reserve(n)
+	s.tokens, s.rows, s.tap, s.long = s.tokens[:0], s.rows[:0], tap, c.Rope.Long(n)
+	for i := range n {
+		s.rows = append(s.rows, row{s, i})
 	}
-	clear(s.cache)
-	s.cache[layer] = b.cache
-	s.tokens, s.tap, s.long = s.tokens[:0], tap, c.Rope.Long(n)
 	s.x = room(s.x, n*c.Hidden)
 	copy(s.x, x[:n*c.Hidden])
 	err := mapped.Guard(func() error {
-		s.rotations(0, n)
+		s.rotate()
+		s.planAttention()
 		if err := s.attention(layer, n); err != nil {
 			return err
 		}

@@ -23,7 +23,8 @@ var (
 
 // Options of an engine.
 type Options struct {
-	Threads int // 0: one a usable CPU
+	Threads int    // 0: one a usable CPU
+	KV      KVType // how sessions keep keys and values; empty: KVF32
 }
 
 // Engine holds a model ready to run. Several sessions may use it, one at a time.
@@ -31,16 +32,19 @@ type Engine struct {
 	config  *arch.Config
 	kernels *kernel.Set
 	pool    *pool.Pool
+	kv      KVType
+	ropes   []rope // of the layers with full attention; of the sliding ones where they have their own
 
 	embedding *checkpoint.Tensor
 	// packedEmbedding, if set, is read in its place.
 	packedEmbedding *packed.Matrix
 	codes           packed.Codes // of a row of it
-	layers    []layer
-	norm      []float32
-	head      linear
+	layers          []layer
+	norm            []float32
+	head            linear
 
 	scratch []workerScratch
+	joint   *Session          // what works for those of a Step
 	rows    checkpoint.Reader // of the embedding
 }
 
@@ -66,10 +70,10 @@ type linear struct {
 
 // workerScratch is what one worker of the pool needs for itself.
 type workerScratch struct {
-	tile   []float32 // decoded rows; results to be added
-	scores []float32
-	reader checkpoint.Reader
-	_      [128]byte // apart from the next worker's cache lines
+	tile      []float32 // decoded rows; results to be added
+	attention attentionScratch
+	reader    checkpoint.Reader
+	_         [128]byte // apart from the next worker's cache lines
 }
 
 // New prepares a model for running. The engine reads the weights of m in place: m must stay open
@@ -79,7 +83,13 @@ func New(m *checkpoint.Model, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{config: m.Config(), kernels: set}
+	if o.KV == "" {
+		o.KV = KVF32
+	}
+	if _, err := ParseKVType(string(o.KV)); err != nil {
+		return nil, err
+	}
+	e := &Engine{config: m.Config(), kernels: set, kv: o.KV, ropes: ropes(m.Config())}
 	load := loader{model: m}
 	c := e.config
 	e.embedding = load.tensor(arch.EmbeddingName)
@@ -114,6 +124,9 @@ func (e *Engine) Threads() int { return e.pool.Threads() }
 
 // CPU names the kernels in use: generic, avx2 or avx512.
 func (e *Engine) CPU() string { return e.kernels.Name }
+
+// KV is the type that sessions keep keys and values in.
+func (e *Engine) KV() KVType { return e.kv }
 
 // NUMA says how threads and weights are placed.
 func (e *Engine) NUMA() string { return "off" }

@@ -30,6 +30,14 @@ func (p product) units() int {
 	return (p.w.rows + n - 1) / n
 }
 
+// job is the products of one input in work.
+type job struct {
+	x              []float32
+	tokens, stride int
+	fine           bool
+	products       []product
+}
+
 // multiply runs the products of the same input, x[tokens][cols], in one step of the pool. Outputs
 // have the given stride from token to token.
 func (s *Session) multiply(x []float32, tokens, stride int, products ...product) error {
@@ -47,39 +55,47 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 		fine = fine || p.fine()
 		total += p.units()
 	}
+	s.job = job{x: x, tokens: tokens, stride: stride, fine: fine, products: append(s.job.products[:0], products...)}
 	if needCodes {
 		s.codes.Resize(tokens, cols)
 		if fine {
 			s.rest.Resize(tokens, cols)
 		}
-		e.pool.Run(tokens, func(worker, t int) {
-			row := x[t*cols : (t+1)*cols]
-			e.kernels.Quantize(&s.codes, t, row)
-			if fine {
-				w := &e.scratch[worker]
-				w.tile = room(w.tile, cols)
-				e.kernels.QuantizeRest(&s.rest, &s.codes, t, row, w.tile)
-			}
-		})
+		e.pool.Run(tokens, s.steps.quantize)
 	}
-	var failed failure
-	e.pool.Run(total, func(worker, unit int) {
-		for i := range products {
-			p := &products[i]
-			n := p.units()
-			if unit >= n {
-				unit -= n
-				continue
-			}
-			if p.w.matrix != nil {
-				s.multiplyPanels(p, unit, tokens, stride, &e.scratch[worker])
-			} else {
-				failed.note(e.multiplyTile(p, unit, tokens, stride, x, &e.scratch[worker]))
-			}
-			return
+	e.pool.Run(total, s.steps.multiply)
+	return s.failed.take()
+}
+
+// quantizeRow rounds the input of a token for packed matrices.
+func (s *Session) quantizeRow(worker, t int) {
+	e, cols := s.engine, s.codes.Cols
+	row := s.job.x[t*cols : (t+1)*cols]
+	e.kernels.Quantize(&s.codes, t, row)
+	if s.job.fine {
+		w := &e.scratch[worker]
+		w.tile = room(w.tile, cols)
+		e.kernels.QuantizeRest(&s.rest, &s.codes, t, row, w.tile)
+	}
+}
+
+// multiplyUnit does a unit of the job's products.
+func (s *Session) multiplyUnit(worker, unit int) {
+	j, w := &s.job, &s.engine.scratch[worker]
+	for i := range j.products {
+		p := &j.products[i]
+		n := p.units()
+		if unit >= n {
+			unit -= n
+			continue
 		}
-	})
-	return failed.err()
+		if p.w.matrix != nil {
+			s.multiplyPanels(p, unit, j.tokens, j.stride, w)
+		} else {
+			s.failed.note(s.engine.multiplyTile(p, unit, j.tokens, j.stride, j.x, w))
+		}
+		return
+	}
 }
 
 // fine reports whether the matrix is multiplied with activations of 16 bits, as two planes of 8: where weights have 8

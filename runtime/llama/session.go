@@ -18,11 +18,20 @@ type Session struct {
 	engine  *Engine
 	context int
 	tokens  []int32
-	cache   []layerCache // a layer each
-	rooms   int          // positions that the cache has room for
-	long    bool         // keys are rotated by longrope's second set of frequencies
-	turns   []rotation   // by kind of layer: see rotations
-	tap     Tap          // nil but in a Blocks
+	cache   cache
+	long    bool // keys are rotated by longrope's second set of frequencies
+	taken   bool // by the step that is being checked
+
+	tap Tap // nil but in a Blocks
+
+	// Of the batch in work.
+	rows   []row
+	turns  []rotation // by kind of layer: see rotate
+	plans  []plan     // by window
+	layer  int
+	job    job // the products in work
+	steps  steps
+	failed failure
 
 	codes  kernel.Activations // of the input of the products at hand
 	rest   kernel.Activations // what these left, for products that need more than 8 bits
@@ -36,17 +45,33 @@ type Session struct {
 	logits []float32          // [positions][vocab]
 }
 
-// layerCache holds the keys and the values of a layer, [KVHeads][rooms][HeadDim] each.
-type layerCache struct{ k, v []float32 }
+// steps are the session's parallel loops: made once, since a function made for the pool is an allocation.
+type steps struct{ quantize, multiply, place, attend, join, activate func(worker, i int) }
 
 // NewSession starts a sequence of at most context tokens. Memory for keys and values is taken as
 // the sequence grows.
 func (e *Engine) NewSession(context int) *Session {
-	return &Session{engine: e, context: context, cache: make([]layerCache, len(e.layers))}
+	return e.newSession(context, e.newCache(e.config.Layers))
+}
+
+func (e *Engine) newSession(context int, c cache) *Session {
+	s := &Session{engine: e, context: context, cache: c}
+	s.steps = steps{s.quantizeRow, s.multiplyUnit, s.placeKeys, s.attend, s.join, s.activateRow}
+	return s
 }
 
 // Reset forgets every token.
 func (s *Session) Reset() { s.tokens, s.long = s.tokens[:0], false }
+
+// Truncate forgets the tokens from the n-th on.
+func (s *Session) Truncate(n int) { s.tokens = s.tokens[:min(max(n, 0), len(s.tokens))] }
+
+// Fork starts another sequence with the same tokens, without computing them again.
+func (s *Session) Fork() *Session {
+	f := s.engine.newSession(s.context, s.cache.clone())
+	f.tokens, f.long = append(f.tokens, s.tokens...), s.long
+	return f
+}
 
 // Len is the number of tokens so far.
 func (s *Session) Len() int { return len(s.tokens) }
@@ -59,6 +84,14 @@ func (s *Session) Room() int { return s.context - len(s.tokens) }
 // ErrToken before anything has changed, visit's own, and a *mapped.FaultError where the file of the
 // weights was cut short.
 func (s *Session) Forward(tokens []int32, from int, visit func(i int, logits []float32) error) error {
+	if err := s.check(tokens); err != nil {
+		return err
+	}
+	return mapped.Guard(func() error { return s.forward(tokens, from, visit) })
+}
+
+// check looks whether tokens can be appended.
+func (s *Session) check(tokens []int32) error {
 	if len(tokens) > s.Room() {
 		return fmt.Errorf("%w: %d tokens more than the %d that were asked for", ErrContextFull, len(tokens)-s.Room(), s.context)
 	}
@@ -68,27 +101,36 @@ func (s *Session) Forward(tokens []int32, from int, visit func(i int, logits []f
 			return fmt.Errorf("%w: token %d at position %d, the model has %d embeddings", ErrToken, t, len(s.tokens)+i, limit)
 		}
 	}
-	return mapped.Guard(func() error { return s.forward(tokens, from, visit) })
+	return nil
 }
 
 func (s *Session) forward(tokens []int32, from int, visit func(i int, logits []float32) error) error {
-	total := len(s.tokens) + len(tokens)
+	if err := s.prepare(len(s.tokens) + len(tokens)); err != nil {
+		return err
+	}
+	return s.batches(tokens, from, visit)
+}
+
+// prepare makes the cache ready for a sequence of total tokens.
+func (s *Session) prepare(total int) error {
+	s.cache.reserve(total)
 	if s.engine.config.Rope.Long(total) != s.long {
 		// The keys in the cache were rotated by the other set of frequencies: begin anew.
 		known := append([]int32(nil), s.tokens...)
 		s.tokens, s.long = s.tokens[:0], !s.long
-		if err := s.batches(known, total, len(known), nil); err != nil {
-			return err
-		}
+		return s.batches(known, len(known), nil)
 	}
-	return s.batches(tokens, total, from, visit)
+	return nil
 }
 
-// batches feeds tokens part by part. total is the length that the sequence will have.
-func (s *Session) batches(tokens []int32, total, from int, visit func(i int, logits []float32) error) error {
-	s.reserve(total)
+// batches feeds tokens part by part.
+func (s *Session) batches(tokens []int32, from int, visit func(i int, logits []float32) error) error {
 	for at := 0; at < len(tokens); at += batch {
 		part := tokens[at:min(at+batch, len(tokens))]
+		s.rows = s.rows[:0]
+		for i := range part {
+			s.rows = append(s.rows, row{s, len(s.tokens) + i})
+		}
 		if err := s.layers(part); err != nil {
 			return err
 		}
@@ -104,34 +146,7 @@ func (s *Session) batches(tokens []int32, total, from int, visit func(i int, log
 	return nil
 }
 
-// reserve makes room for n positions in the cache, keeping what is there.
-func (s *Session) reserve(n int) {
-	if n <= s.rooms {
-		return
-	}
-	c := s.engine.config
-	rooms := min(max(2*s.rooms, n, 64), max(s.context, n))
-	used := len(s.tokens)
-	for i := range s.cache {
-		s.cache[i].k = moved(s.cache[i].k, c.KVHeads, s.rooms, rooms, used, c.HeadDim)
-		s.cache[i].v = moved(s.cache[i].v, c.KVHeads, s.rooms, rooms, used, c.HeadDim)
-	}
-	s.rooms = rooms
-}
-
-// moved copies the used positions of each head into a larger cache.
-func moved(old []float32, heads, from, to, used, dim int) []float32 {
-	out := make([]float32, heads*to*dim)
-	if old == nil {
-		return out
-	}
-	for h := range heads {
-		copy(out[h*to*dim:], old[h*from*dim:(h*from+used)*dim])
-	}
-	return out
-}
-
-// layers runs the layers on a batch, which leaves its hidden states in s.x.
+// layers runs the layers on the tokens of s.rows, which leaves their hidden states in s.x.
 func (s *Session) layers(tokens []int32) error {
 	e, c := s.engine, s.engine.config
 	n := len(tokens)
@@ -139,7 +154,8 @@ func (s *Session) layers(tokens []int32) error {
 	if err := e.embed(s.x, tokens); err != nil {
 		return err
 	}
-	s.rotations(len(s.tokens), n)
+	s.rotate()
+	s.planAttention()
 	for i := range e.layers {
 		if err := s.attention(i, n); err != nil {
 			return err
@@ -190,8 +206,14 @@ func (s *Session) attention(i, n int) error {
 		return err
 	}
 	s.mixed = room(s.mixed, n*q)
-	s.placeKeys(i, n)
-	e.pool.Run(n*c.Heads, func(worker, unit int) { s.attend(i, unit/c.Heads, unit%c.Heads, &e.scratch[worker]) })
+	s.layer = i
+	e.pool.Run(n, s.steps.place)
+	if err := s.failed.take(); err != nil {
+		return err
+	}
+	p := s.planOf(i)
+	e.pool.Run(len(p.units), s.steps.attend)
+	e.pool.Run(len(p.joins), s.steps.join)
 	s.added = room(s.added, n*c.Hidden)
 	if err := s.multiply(s.mixed, n, c.Hidden, product{&l.o, s.added}); err != nil {
 		return err
@@ -216,16 +238,20 @@ func (s *Session) feedForward(l *layer, n int) error {
 		return err
 	}
 	s.gated = room(s.gated, n*width)
-	e.pool.Run(n, func(_, t int) {
-		gate, up := s.ffn[t*2*width:t*2*width+width], s.ffn[t*2*width+width:(t+1)*2*width]
-		activate(e.kernels, c.Activation, s.gated[t*width:(t+1)*width], gate, up)
-	})
+	e.pool.Run(n, s.steps.activate)
 	s.added = room(s.added, n*c.Hidden)
 	if err := s.multiply(s.gated, n, c.Hidden, product{&l.down, s.added}); err != nil {
 		return err
 	}
 	s.add(l.postFFNNorm, n)
 	return nil
+}
+
+// activateRow applies the activation for a token.
+func (s *Session) activateRow(_, t int) {
+	e, width := s.engine, s.engine.config.Intermediate
+	gate, up := s.ffn[t*2*width:t*2*width+width], s.ffn[t*2*width+width:(t+1)*2*width]
+	activate(e.kernels, e.config.Activation, s.gated[t*width:(t+1)*width], gate, up)
 }
 
 // add adds what a block gave, normalized where the architecture does that, to the residual stream.
@@ -296,12 +322,14 @@ type failure struct{ first atomic.Pointer[error] }
 
 func (f *failure) note(err error) {
 	if err != nil {
-		f.first.CompareAndSwap(nil, &err)
+		kept := err // so that no error needs no memory
+		f.first.CompareAndSwap(nil, &kept)
 	}
 }
 
-func (f *failure) err() error {
-	if p := f.first.Load(); p != nil {
+// take gives the error and forgets it.
+func (f *failure) take() error {
+	if p := f.first.Swap(nil); p != nil {
 		return *p
 	}
 	return nil

@@ -43,6 +43,7 @@ func main() {
 	fit()
 	loss()
 	decodes()
+	attentions()
 	Generate()
 }
 

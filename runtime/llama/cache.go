@@ -1,0 +1,173 @@
+package llama
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"qtool/runtime/kernel"
+)
+
+// KVType is how a session keeps its keys and values.
+type KVType string
+
+// Types of the cache.
+const (
+	KVF32 KVType = "f32"  // exactly as computed: the reference
+	KVF16 KVType = "f16"  // half the memory; rounds to 11 bits
+	KVI8  KVType = "int8" // a quarter: 8-bit codes, a scale for each head of each position
+)
+
+// ParseKVType reads the name of a type.
+func ParseKVType(name string) (KVType, error) {
+	types := []string{string(KVF32), string(KVF16), string(KVI8)}
+	for _, t := range types {
+		if t == name {
+			return KVType(t), nil
+		}
+	}
+	return "", fmt.Errorf("type %q of keys and values: expected one of %s", name, strings.Join(types, ", "))
+}
+
+// page is the number of positions that the cache grows by, and that attention scores at a time.
+const page = 64
+
+// cache keeps the keys and values of the positions of a sequence.
+type cache interface {
+	// reserve makes room for n positions; room that is there stays.
+	reserve(n int)
+	// put keeps the key and the value of a head. It may be called for different heads and positions at the same time.
+	put(layer, head, position int, key, value []float32) error
+	// scores sets the rows of out, page elements apart, to the products of queries with the keys of n positions from
+	// first on, of one page. first is a multiple of 4.
+	scores(out, q []float32, queries, layer, head, first, n int)
+	// mix multiplies out, a row a query, by factors and adds the values of n positions weighted by the rows of p, which
+	// it may change.
+	mix(out, factors, p []float32, queries, layer, head, first, n int)
+	// clone makes a cache with the same contents.
+	clone() cache
+}
+
+// newCache makes an empty cache of so many layers.
+func (e *Engine) newCache(layers int) cache {
+	k, c := e.kernels, e.config
+	s := shape{layers: layers, heads: c.KVHeads, dim: padded(c.HeadDim)}
+	switch e.kv {
+	case KVF16:
+		return &pages[uint16]{shape: s, kernels: k, loops: &k.F16, encode: func(dst []uint16, x []float32) (float32, error) {
+			const beyond = 65520 // the least that rounds to infinity
+			if most := k.Largest(x); most >= math.Float32bits(beyond) && most < math.Float32bits(float32(math.Inf(1))) {
+				return 0, fmt.Errorf("a key or value of %g is beyond the range of f16: keep them as f32", math.Float32frombits(most))
+			}
+			k.EncodeF16(dst, x)
+			return 1, nil
+		}}
+	case KVI8:
+		return &pages[int8]{shape: s, kernels: k, loops: &k.I8, scaled: true, encode: func(dst []int8, x []float32) (float32, error) {
+			most := math.Float32frombits(k.Largest(x))
+			inverse := 127 / most
+			if !(inverse > 0 && inverse <= math.MaxFloat32) { // nothing worth keeping; or no numbers, which the scale passes on
+				clear(dst[:len(x)])
+				return most * 0, nil
+			}
+			k.Encode(dst, x, inverse, -127, 127, 0)
+			return most / 127, nil
+		}}
+	}
+	return &pages[float32]{shape: s, kernels: k, loops: &k.F32, encode: func(dst, x []float32) (float32, error) {
+		copy(dst, x)
+		return 1, nil
+	}}
+}
+
+// padded is the elements that a head takes in the cache: whole vectors, filled up with zeros.
+func padded(dim int) int { return (dim + 7) &^ 7 }
+
+// shape is what a cache holds for a position: a key and a value for each layer and head.
+type shape struct{ layers, heads, dim int }
+
+// pages is a cache of one element type, in pieces of so many positions that growing moves nothing.
+type pages[T float32 | uint16 | int8] struct {
+	shape
+	kernels *kernel.Set
+	loops   *kernel.Vectors[T]
+	// encode rounds a vector and gives the scale of its elements.
+	encode func(dst []T, x []float32) (scale float32, err error)
+	scaled bool // scales are kept, else they are 1
+	list   []pageOf[T]
+}
+
+// pageOf holds neighbouring positions: [layers][heads][page][dim] elements, [layers][heads][page] scales.
+type pageOf[T any] struct {
+	keys, values           []T
+	keyScales, valueScales []float32
+}
+
+func (c *pages[T]) reserve(n int) {
+	for len(c.list)*page < n {
+		vectors := c.layers * c.heads * page
+		elements := make([]T, 2*vectors*c.dim)
+		p := pageOf[T]{keys: elements[:vectors*c.dim], values: elements[vectors*c.dim:]}
+		if c.scaled {
+			scales := make([]float32, 2*vectors)
+			p.keyScales, p.valueScales = scales[:vectors], scales[vectors:]
+		}
+		c.list = append(c.list, p)
+	}
+}
+
+func (c *pages[T]) clone() cache {
+	out := *c
+	out.list = nil
+	out.reserve(len(c.list) * page)
+	for i, p := range c.list {
+		to := &out.list[i]
+		copy(to.keys, p.keys)
+		copy(to.values, p.values)
+		copy(to.keyScales, p.keyScales)
+		copy(to.valueScales, p.valueScales)
+	}
+	return &out
+}
+
+// at finds the page of a position and the vector in it.
+func (c *pages[T]) at(layer, head, position int) (p *pageOf[T], vector int) {
+	return &c.list[position/page], (layer*c.heads+head)*page + position%page
+}
+
+func (c *pages[T]) put(layer, head, position int, key, value []float32) error {
+	p, v := c.at(layer, head, position)
+	keyScale, err := c.encode(p.keys[v*c.dim:(v+1)*c.dim], key)
+	if err != nil {
+		return err
+	}
+	valueScale, err := c.encode(p.values[v*c.dim:(v+1)*c.dim], value)
+	if c.scaled {
+		p.keyScales[v], p.valueScales[v] = keyScale, valueScale
+	}
+	return err
+}
+
+func (c *pages[T]) scores(out, q []float32, queries, layer, head, first, n int) {
+	p, v := c.at(layer, head, first)
+	c.loops.Scores(out, page, q, queries, c.dim, p.keys[v*c.dim:], p.values[v*c.dim:], n)
+	if c.scaled {
+		for j := range queries {
+			c.kernels.Multiply(out[j*page:j*page+n], p.keyScales[v:])
+		}
+	}
+}
+
+func (c *pages[T]) mix(out, factors, weights []float32, queries, layer, head, first, n int) {
+	p, v := c.at(layer, head, first)
+	if c.scaled {
+		for j := range queries {
+			c.kernels.Multiply(weights[j*page:j*page+n], p.valueScales[v:])
+		}
+	}
+	var ahead []T // the keys of the next page
+	if next := first/page + 1; next < len(c.list) {
+		ahead = c.list[next].keys[(v-first%page)*c.dim:]
+	}
+	c.loops.Mix(out, factors, weights, page, queries, c.dim, p.values[v*c.dim:], ahead, n)
+}
