@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 	"unsafe"
 
 	"qtool/convert/quant"
@@ -31,10 +32,12 @@ func sumFloats(values []float32) packed.Digest {
 	return packed.Sum(raw)
 }
 
-// packing is the item of a tensor that is quantized.
+// packing is the item of a tensor that is quantized row by row.
 func packing(k *kernel.Set, t *checkpoint.Tensor, s packed.Scheme, rule quant.Rule) item {
 	rows, cols := t.Rows(), t.Cols()
-	return item{
+	// The codebook, if there is one, is fitted before the first row is encoded, by whoever comes first.
+	book := sync.OnceValues(func() (*[16]int8, error) { return fitBook(k, t, s, rule) })
+	it := item{
 		tensor: t, size: int64(s.Bytes(rows, cols)), unit: packed.Panel, unitBytes: s.PanelBytes(cols),
 		encoder: func() func([]byte, []float32, int, int) (int, error) {
 			q := quant.New(k, s, rule)
@@ -43,7 +46,16 @@ func packing(k *kernel.Set, t *checkpoint.Tensor, s packed.Scheme, rule quant.Ru
 				panel[i] = packed.NewCodes(s, cols)
 			}
 			size := s.PanelBytes(cols)
+			fitted := !s.Codebook
 			return func(dst []byte, values []float32, first, n int) (int, error) {
+				if !fitted {
+					b, err := book()
+					if err != nil {
+						return 0, err
+					}
+					q.UseBook(b)
+					fitted = true
+				}
 				for at := 0; at < n; at += packed.Panel {
 					part := panel[:min(packed.Panel, n-at)]
 					for r := range part {
@@ -57,12 +69,43 @@ func packing(k *kernel.Set, t *checkpoint.Tensor, s packed.Scheme, rule quant.Ru
 			}
 		},
 	}
+	if s.Codebook {
+		it.head = func() ([]byte, error) {
+			b, err := book()
+			if err != nil {
+				return nil, err
+			}
+			head := make([]byte, s.PreludeBytes())
+			packed.PutPrelude(s, head, b, 0)
+			return head, nil
+		}
+	}
+	return it
+}
+
+// fitBook fits the codebook of a tensor to some of its rows.
+func fitBook(k *kernel.Set, t *checkpoint.Tensor, s packed.Scheme, rule quant.Rule) (*[16]int8, error) {
+	cols := t.Cols()
+	rows := quant.BookRows(t.Rows())
+	w := make([]float32, len(rows)*cols)
+	var reader checkpoint.Reader
+	for i, r := range rows {
+		if err := t.ReadRows(w[i*cols:(i+1)*cols], r, 1, &reader); err != nil {
+			return nil, err
+		}
+	}
+	book, err := quant.FitBook(k, s, rule, w, len(rows), cols)
+	if err != nil {
+		return nil, fmt.Errorf("tensor %q: fit its codebook: %w", t.Name, err)
+	}
+	return book, nil
 }
 
 // copying is the item of a packed matrix that stays as it is.
 func copying(t *checkpoint.Tensor) item {
 	m := t.Matrix()
 	return item{
+		head:   func() ([]byte, error) { return m.Data[:m.Scheme.PreludeBytes()], nil },
 		tensor: t, size: t.Bytes(), unit: packed.Panel, unitBytes: m.Scheme.PanelBytes(m.Cols),
 		encoder: func() func([]byte, []float32, int, int) (int, error) {
 			return func(dst []byte, _ []float32, first, n int) (int, error) {

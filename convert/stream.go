@@ -2,6 +2,7 @@ package convert
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -24,6 +25,8 @@ type item struct {
 	tensor *checkpoint.Tensor
 	offset int64 // in the output
 	size   int64
+	// head, if set, gives what is written before the rows.
+	head func() ([]byte, error)
 	// unit is the number of rows that must be encoded together, and unitBytes what they become.
 	unit      int
 	unitBytes int
@@ -126,7 +129,21 @@ func (s *streamer) write(ctx context.Context, items []item, order <-chan *piece)
 	var sum, source *xxh3.Hasher
 	var at int64
 	clamped := 0
-	begin := func() { sum, source, at, clamped = xxh3.New(), xxh3.New(), 0, 0 }
+	begin := func() error {
+		sum, source, at, clamped = xxh3.New(), xxh3.New(), 0, 0
+		if next == len(items) || items[next].head == nil {
+			return nil
+		}
+		var head []byte
+		err := mapped.Guard(func() (err error) { head, err = items[next].head(); return err })
+		if err != nil {
+			return err
+		}
+		_, _ = sum.Write(head) // a hash takes everything
+		at = int64(len(head))
+		_, err = s.out.WriteAt(head, items[next].offset)
+		return err
+	}
 	end := func() error {
 		it := &items[next]
 		if rest := it.size - at; rest > 0 && rest < packed.Align { // the padding of a packed matrix
@@ -140,10 +157,11 @@ func (s *streamer) write(ctx context.Context, items []item, order <-chan *piece)
 		}
 		err := s.finished(next, outcome{digest: packed.Digest(sum.Sum128().Bytes()), source: packed.Digest(source.Sum128().Bytes()), clamped: clamped})
 		next++
-		begin()
+		return errors.Join(err, begin())
+	}
+	if err := begin(); err != nil {
 		return err
 	}
-	begin()
 	for p := range order {
 		select {
 		case <-p.done:

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"qtool/formats/packed"
+	"qtool/runtime/kernel"
 )
 
 // grid is what codes of a scheme stand for before they are scaled.
@@ -78,6 +79,20 @@ const (
 	bookRounds  = 12
 )
 
+// FitBook fits a codebook to some rows of a matrix, w[rows][cols], that stand for all of them.
+func FitBook(k *kernel.Set, s packed.Scheme, r Rule, w []float32, rows, cols int) (*[16]int8, error) {
+	return New(k, s, r).fitBook(w, rows, cols, nil)
+}
+
+// BookRows are the rows of a matrix that its codebook is fitted to when they alone are at hand.
+func BookRows(rows int) []int {
+	var list []int
+	for r := 0; r < rows; r += max(1, (rows+bookSamples-1)/bookSamples) {
+		list = append(list, r)
+	}
+	return list
+}
+
 // fitBook fits the entries of a codebook to a matrix: in turn the scales of groups and their codes are chosen for the entries, and the
 // entries are set to what is best for these, the mean of the scaled weights of a code under importance times squared scale (Lloyd's
 // algorithm). The largest entry is kept at 127.
@@ -87,7 +102,7 @@ func (q *Quantizer) fitBook(w []float32, rows, cols int, importance []float32) (
 	c := packed.NewCodes(q.scheme, cols)
 	n := 1 << q.scheme.Bits
 	for range bookRounds {
-		q.setBook(book)
+		q.UseBook(book)
 		var sum, weight [16]float64
 		for r := 0; r < rows; r += step {
 			row := w[r*cols : (r+1)*cols]
@@ -128,6 +143,6 @@ func (q *Quantizer) fitBook(w []float32, rows, cols int, importance []float32) (
 		}
 		book = &next
 	}
-	q.setBook(book)
+	q.UseBook(book)
 	return book, nil
 }

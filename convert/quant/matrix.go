@@ -140,7 +140,7 @@ func (m *matrixJob) unit(i int, scratch *linalg.Scratch) error {
 	u.values = make([]float32, u.n*cols)
 	q := New(m.solver.Kernels(), s, m.options.Rule)
 	if m.book != nil {
-		q.setBook(m.book)
+		q.UseBook(m.book)
 	}
 	for r := range u.n {
 		c := packed.NewCodes(s, cols)

@@ -72,7 +72,7 @@ func New(k *kernel.Set, s packed.Scheme, r Rule) *Quantizer {
 	q := &Quantizer{kernels: k, scheme: s, rule: r, equal: make([]float32, s.Group)}
 	q.grid = newGrid(s, nil)
 	if s.Codebook {
-		q.setBook(initialBook(s.Bits))
+		q.UseBook(initialBook(s.Bits))
 	}
 	for i := range q.equal {
 		q.equal[i] = 1
@@ -80,8 +80,8 @@ func New(k *kernel.Set, s packed.Scheme, r Rule) *Quantizer {
 	return q
 }
 
-// setBook sets what codes stand for.
-func (q *Quantizer) setBook(book *[16]int8) { q.grid = newGrid(q.scheme, book) }
+// UseBook sets the codebook of a scheme that has one.
+func (q *Quantizer) UseBook(book *[16]int8) { q.grid = newGrid(q.scheme, book) }
 
 // Row quantizes row, of which NewCodes(scheme, len(row)) made dst. importance has an element a
 // column, or is nil where nothing is known of the inputs: then all errors count alike, as a plain squared

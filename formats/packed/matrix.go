@@ -34,7 +34,7 @@ func (m Matrix) PanelCount() int { return (m.Rows + Panel - 1) / Panel }
 // Panels gives the storage of n neighbouring panels, from panel i on.
 func (m Matrix) Panels(i, n int) []byte {
 	size := m.Scheme.PanelBytes(m.Cols)
-	data := m.Data[m.Scheme.preludeBytes():]
+	data := m.Data[m.Scheme.PreludeBytes():]
 	return data[i*size : (i+n)*size : (i+n)*size]
 }
 
@@ -69,7 +69,7 @@ func (m Matrix) Range() float32 {
 // PutPrelude writes what comes before the panels to the storage of a matrix: the codebook (nil: none) and the range
 // of activations. It returns the storage of the panels.
 func PutPrelude(s Scheme, data []byte, book *[16]int8, activations float32) []byte {
-	n := s.preludeBytes()
+	n := s.PreludeBytes()
 	clear(data[:n])
 	if s.Codebook {
 		for i, v := range book {

@@ -148,8 +148,8 @@ func (s Scheme) HeadBytes(n int) int {
 	return 2 * Panel
 }
 
-// preludeBytes is the storage before the panels.
-func (s Scheme) preludeBytes() int {
+// PreludeBytes is the storage before the panels.
+func (s Scheme) PreludeBytes() int {
 	if s.Codebook || s.Static {
 		return prelude
 	}
@@ -167,7 +167,7 @@ func (s Scheme) PanelBytes(cols int) int {
 
 // Bytes is the storage of a matrix, padding included.
 func (s Scheme) Bytes(rows, cols int) int {
-	n := s.preludeBytes() + (rows+Panel-1)/Panel*s.PanelBytes(cols)
+	n := s.PreludeBytes() + (rows+Panel-1)/Panel*s.PanelBytes(cols)
 	return (n + Align - 1) / Align * Align
 }
 
