@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"qtool/runtime/numa"
 )
 
 // cacheLines is the distance that keeps two variables out of each other's cache lines: two lines
@@ -54,6 +56,13 @@ type Pool struct {
 	workers []worker
 	spin    time.Duration
 	exited  sync.WaitGroup
+
+	// Of a placed pool, see NewPlaced.
+	lead      *lead // nil where the caller of Run is worker 0
+	pin       func(numa.Set) (before numa.Set, err error)
+	starting  sync.WaitGroup // threads that are not bound yet
+	refusals  []error        // of each worker
+	placement Placement
 }
 
 // worker is what the caller knows of one thread.
@@ -89,23 +98,38 @@ func (p *Panic) Unwrap() error {
 }
 
 // New starts threads-1 workers; the goroutine that calls Run is the remaining one, number 0.
-// threads 0 stands for Available(). Threads are not bound to cores.
+// threads 0 stands for Available(). Threads are not bound to CPUs; NewPlaced binds them.
 func New(threads int) *Pool {
 	if threads <= 0 {
 		threads = Available()
 	}
+	p := prepare(threads)
+	p.start()
+	return p
+}
+
+// prepare makes a pool without its threads.
+func prepare(threads int) *Pool {
 	threads = min(threads, maxThreads)
-	p := &Pool{done: make(chan struct{}, 1), workers: make([]worker, threads-1), spin: spin}
+	p := &Pool{done: make(chan struct{}, 1), workers: make([]worker, threads-1), spin: spin, refusals: make([]error, threads)}
+	p.placement = Placement{Workers: make([]numa.Worker, threads), Why: "off"}
+	for i := range p.placement.Workers {
+		p.placement.Workers[i].Node = -1
+	}
 	if threads > runtime.GOMAXPROCS(0) {
 		// More threads than can run at once: one that spins would keep another from working.
 		p.spin = 0
 	}
+	return p
+}
+
+// start starts the workers but number 0.
+func (p *Pool) start() {
 	p.exited.Add(len(p.workers))
 	for i := range p.workers {
 		p.workers[i].wake = make(chan struct{}, 1)
 		go p.serve(i + 1)
 	}
-	return p
 }
 
 // Threads returns the number of threads that share the work, the caller's included.
@@ -120,11 +144,24 @@ func (p *Pool) Run(n int, fn func(worker, i int)) {
 	if n <= 0 {
 		return
 	}
-	p.turn.Lock()
-	defer p.turn.Unlock()
-	if p.closed {
-		panic("pool: Run after Close")
+	switch {
+	case p.lead == nil:
+		p.turn.Lock()
+		defer p.turn.Unlock()
+		if p.closed {
+			panic("pool: Run after Close")
+		}
+	case !p.leading():
+		p.hand(task{n: n, fn: fn})
+		return
+	case p.fn != nil:
+		panic("pool: Run within Run")
 	}
+	p.step(n, fn)
+}
+
+// step runs a step with the calling goroutine as worker 0.
+func (p *Pool) step(n int, fn func(worker, i int)) {
 	p.fn, p.n = fn, n
 	p.next.Store(0)
 	if n == 1 || len(p.workers) == 0 {
@@ -158,6 +195,9 @@ func (p *Pool) Close() {
 	p.gate.Store(p.gate.Load()&^(gateStep-1) + gateStep | gateClosed)
 	for i := range p.workers {
 		p.workers[i].unpark()
+	}
+	if p.lead != nil {
+		close(p.lead.tasks)
 	}
 	p.exited.Wait()
 }
@@ -206,8 +246,7 @@ func (p *Pool) wait() {
 // serve is the life of worker number id.
 func (p *Pool) serve(id int) {
 	defer p.exited.Done()
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	defer p.lockThread(id)()
 	// Weights are mapped files: a file that is cut while in use must not kill the process.
 	debug.SetPanicOnFault(true)
 	w := &p.workers[id-1]

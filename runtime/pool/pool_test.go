@@ -8,16 +8,41 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/fstest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"qtool/runtime/numa"
 )
 
-func TestRunVisitsEachIndexOnce(t *testing.T) {
+// kinds are the two ways to make a pool; every test of what they promise alike runs with both.
+var kinds = map[string]func(threads int) *Pool{"floating": New, "placed": placed}
+
+// placed binds threads to the CPUs of the machine in turn.
+func placed(threads int) *Pool {
+	cpus, err := numa.Affinity()
+	if err != nil {
+		cpus = numa.Set{0}
+	}
+	plan := &numa.Plan{}
+	for i := range threads {
+		plan.Workers = append(plan.Workers, numa.Worker{CPUs: numa.Set{cpus[i%len(cpus)]}})
+	}
+	return NewPlaced(plan)
+}
+
+func each(t *testing.T, test func(t *testing.T, open func(threads int) *Pool)) {
+	for name, open := range kinds {
+		t.Run(name, func(t *testing.T) { test(t, open) })
+	}
+}
+
+func TestRunVisitsEachIndexOnce(t *testing.T) { each(t, testRunVisitsEachIndexOnce) }
+
+func testRunVisitsEachIndexOnce(t *testing.T, open func(threads int) *Pool) {
 	for _, threads := range []int{1, 2, 3, 8} {
 		t.Run(fmt.Sprint(threads), func(t *testing.T) {
-			p := New(threads)
+			p := open(threads)
 			defer p.Close()
 			require.Equal(t, threads, p.Threads())
 			for _, n := range []int{0, 1, 2, 7, 100, 1000} {
@@ -40,8 +65,10 @@ func TestRunVisitsEachIndexOnce(t *testing.T) {
 
 // Plain variables written in one step and read in the next: the race detector checks that Run
 // orders them.
-func TestStepsAreOrdered(t *testing.T) {
-	p := New(3)
+func TestStepsAreOrdered(t *testing.T) { each(t, testStepsAreOrdered) }
+
+func testStepsAreOrdered(t *testing.T, open func(threads int) *Pool) {
+	p := open(3)
 	defer p.Close()
 	const n = 64
 	a, b := make([]int, n), make([]int, n)
@@ -57,8 +84,10 @@ func TestStepsAreOrdered(t *testing.T) {
 	}
 }
 
-func TestCallersTakeTurns(t *testing.T) {
-	p := New(2)
+func TestCallersTakeTurns(t *testing.T) { each(t, testCallersTakeTurns) }
+
+func testCallersTakeTurns(t *testing.T, open func(threads int) *Pool) {
+	p := open(2)
 	defer p.Close()
 	var inside sync.WaitGroup
 	for range 4 {
@@ -75,8 +104,10 @@ func TestCallersTakeTurns(t *testing.T) {
 	inside.Wait()
 }
 
-func TestPanicReachesTheCaller(t *testing.T) {
-	p := New(2)
+func TestPanicReachesTheCaller(t *testing.T) { each(t, testPanicReachesTheCaller) }
+
+func testPanicReachesTheCaller(t *testing.T, open func(threads int) *Pool) {
+	p := open(2)
 	defer p.Close()
 	cause := errors.New("broken weight")
 	for range 50 {
@@ -86,7 +117,7 @@ func TestPanicReachesTheCaller(t *testing.T) {
 					failure, ok := recover().(*Panic)
 					require.True(t, ok)
 					require.ErrorIs(t, failure, cause)
-					require.Contains(t, string(failure.Stack), "TestPanicReachesTheCaller")
+					require.Contains(t, string(failure.Stack), "testPanicReachesTheCaller")
 				}()
 				p.Run(100, func(_, i int) {
 					if i == bad {
@@ -106,82 +137,45 @@ type fault struct{ error }
 
 func (fault) Addr() uintptr { return 42 }
 
-func TestFaultIsPassedOnAsItIs(t *testing.T) {
-	p := New(2)
+func TestFaultIsPassedOnAsItIs(t *testing.T) { each(t, testFaultIsPassedOnAsItIs) }
+
+func testFaultIsPassedOnAsItIs(t *testing.T, open func(threads int) *Pool) {
+	p := open(2)
 	defer p.Close()
 	require.PanicsWithValue(t, fault{}, func() {
 		p.Run(8, func(_, _ int) { panic(fault{}) })
 	})
 }
 
-func TestCloseEndsTheThreads(t *testing.T) {
+func TestCloseEndsTheThreads(t *testing.T) { each(t, testCloseEndsTheThreads) }
+
+func testCloseEndsTheThreads(t *testing.T, open func(threads int) *Pool) {
 	before := runtime.NumGoroutine()
 	for range 20 {
-		p := New(4)
+		p := open(4)
 		p.Run(4, func(_, _ int) {})
 		p.Close()
 		p.Close()
 	}
 	require.LessOrEqual(t, runtime.NumGoroutine(), before)
-	p := New(2)
+	p := open(2)
 	p.Close()
 	require.Panics(t, func() { p.Run(3, func(_, _ int) {}) })
 }
 
-func TestRunDoesNotAllocate(t *testing.T) {
-	p := New(2)
+func TestRunDoesNotAllocate(t *testing.T) { each(t, testRunDoesNotAllocate) }
+
+func testRunDoesNotAllocate(t *testing.T, open func(threads int) *Pool) {
+	p := open(2)
 	defer p.Close()
 	var sum atomic.Int64
 	fn := func(_, i int) { sum.Add(int64(i)) }
 	require.Zero(t, testing.AllocsPerRun(200, func() { p.Run(16, fn) }))
 }
 
-func TestQuota(t *testing.T) {
-	cases := []struct {
-		name  string
-		files map[string]string
-		want  float64
-		ok    bool
-	}{
-		{"no cgroup", nil, 0, false},
-		{"v2 limit", map[string]string{"proc/self/cgroup": "0::/box\n", "sys/fs/cgroup/box/cpu.max": "150000 100000\n"}, 1.5, true},
-		{"v2 none", map[string]string{"proc/self/cgroup": "0::/box\n", "sys/fs/cgroup/box/cpu.max": "max 100000\n"}, 0, false},
-		{"v2 of a parent", map[string]string{
-			"proc/self/cgroup":              "0::/a/b/c\n",
-			"sys/fs/cgroup/a/cpu.max":       "200000 100000\n",
-			"sys/fs/cgroup/a/b/cpu.max":     "max 100000\n",
-			"sys/fs/cgroup/a/b/c/cpu.max":   "400000 100000\n",
-			"sys/fs/cgroup/other/d/cpu.max": "1000 100000\n",
-		}, 2, true},
-		{"v2 path of the host", map[string]string{"proc/self/cgroup": "0::/host/only\n", "sys/fs/cgroup/cpu.max": "300000 100000\n"}, 3, true},
-		{"v1 limit", map[string]string{
-			"proc/self/cgroup": "5:memory:/x\n3:cpu,cpuacct:/x\n",
-			"sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us":  "50000\n",
-			"sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n",
-		}, 0.5, true},
-		{"v1 none", map[string]string{
-			"proc/self/cgroup":                    "1:cpu:/\n",
-			"sys/fs/cgroup/cpu/cpu.cfs_quota_us":  "-1\n",
-			"sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-		}, 0, false},
-		{"nonsense", map[string]string{"proc/self/cgroup": "0::/../..\nrubbish\n", "sys/fs/cgroup/cpu.max": "x y z\n"}, 0, false},
-		{"path above the mount", map[string]string{"proc/self/cgroup": "0::/../..\n", "sys/fs/cgroup/cpu.max": "100000 100000\n"}, 1, true},
-		{"zero period", map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "100 0\n"}, 0, false},
-	}
-	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			tree := fstest.MapFS{}
-			for name, text := range c.files {
-				tree[name] = &fstest.MapFile{Data: []byte(text)}
-			}
-			got, ok := quota(tree)
-			require.Equal(t, c.ok, ok)
-			if ok {
-				require.InDelta(t, c.want, got, 1e-12)
-			}
-		})
-	}
+func TestAvailable(t *testing.T) {
 	require.GreaterOrEqual(t, Available(), 1)
+	require.LessOrEqual(t, Available(), runtime.GOMAXPROCS(0))
 }
 
 func TestPanicText(t *testing.T) {
@@ -190,15 +184,19 @@ func TestPanicText(t *testing.T) {
 }
 
 func BenchmarkRun(b *testing.B) {
-	for _, threads := range []int{1, 2} {
-		b.Run(fmt.Sprintf("threads=%d", threads), func(b *testing.B) {
-			p := New(threads)
-			defer p.Close()
-			fn := func(_, _ int) {}
-			b.ReportAllocs()
-			for b.Loop() {
-				p.Run(threads, fn)
-			}
-		})
+	for name, open := range kinds {
+		for _, threads := range []int{1, 2} {
+			b.Run(fmt.Sprintf("%s/threads=%d", name, threads), func(b *testing.B) {
+				p := open(threads)
+				defer p.Close()
+				fn := func(_, _ int) {}
+				b.ReportAllocs()
+				p.Do(func() {
+					for b.Loop() {
+						p.Run(threads, fn)
+					}
+				})
+			})
+		}
 	}
 }
