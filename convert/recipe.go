@@ -87,7 +87,16 @@ type Recipe struct {
 	Damping     float64      `json:"damping,omitempty"`     // of the Hessian, as a share of its mean diagonal
 	InOrder     bool         `json:"in_order,omitempty"`    // columns as they stand, not those of the largest inputs first
 	Calibration string       `json:"calibration,omitempty"` // digest of the data
-	Clamp       bool         `json:"clamp,omitempty"`       // values beyond a type's range are cut to it
+	// Budget, if it has a limit, chose Assigned.
+	Budget   *Budget             `json:"budget,omitempty"`
+	Assigned map[string]Assigned `json:"assigned,omitempty"` // by tensor; an override goes first
+	Clamp    bool                `json:"clamp,omitempty"`    // values beyond a type's range are cut to it
+}
+
+// Assigned is what a budget chose for a tensor.
+type Assigned struct {
+	Choice     Choice  `json:"choice"`
+	Divergence float64 `json:"divergence"` // that its own quantization is expected to cost, in nats
 }
 
 // DefaultRecipe quantizes linear layers as linear says, embedding and head at 8 bits, by searched scales.
@@ -167,6 +176,9 @@ func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
 			return nil, err
 		}
 		choice, reason := r.choose(m.Config(), t)
+		if a, ok := r.Assigned[t.Name]; ok {
+			choice, reason = a.Choice, fmt.Sprintf("budget: costs %.3g nats", a.Divergence)
+		}
 		for i, o := range r.Overrides {
 			if o.matches(t.Name) && (len(t.Shape) == 2 || !o.wild() || !o.packs()) {
 				choice, reason, used[i] = o.Choice, "override "+o.Pattern, true

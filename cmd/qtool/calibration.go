@@ -1,7 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"os"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -20,6 +23,10 @@ type calibrationOptions struct {
 	damping          float64
 	inOrder          bool
 	maxMemory        int64
+
+	targetBits float64
+	targetSize string
+	schemes    []string
 }
 
 func (o *calibrationOptions) addFlags(cmd *cobra.Command) {
@@ -30,12 +37,43 @@ func (o *calibrationOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.method, "method", "gptq", "how codes are chosen with calibration: gptq, or rtn")
 	f.IntVar(&o.refine, "refine", 3, "rounds of coordinate descent on the error of a layer's output")
 	f.Float64Var(&o.damping, "damping", quant.DefaultDamping, "of the Hessian, as a share of its mean diagonal")
+	f.Float64Var(&o.targetBits, "target-bpw", 0, "mixed precision: a scheme for each tensor, so that all together take so many bits per weight")
+	f.StringVar(&o.targetSize, "target-size", "", "the same by size of the tensors: 3.9GB, 700MiB")
+	f.StringSliceVar(&o.schemes, "mix", nil, "schemes that mixed precision chooses from (default w3g32nlk,w3g16nlk,w4g32nlk,w4g16nlk,w4g32nl,w8)")
 	f.BoolVar(&o.inOrder, "in-order", false, "quantize columns as they stand, not those of the largest inputs first")
 }
 
-func (o *calibrationOptions) apply(_ *cobra.Command, r *convert.Recipe) error {
+// apply puts what the flags say into a recipe. limit is a divergence that the result must keep, 0 for none: with calibration, and where no
+// scheme was named, it is a budget.
+func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit float64) error {
+	budget := convert.Budget{BitsPerWeight: o.targetBits}
+	if o.targetSize != "" {
+		n, err := parseSize(o.targetSize)
+		if err != nil {
+			return usagef("--target-size: %w", err)
+		}
+		budget.Bytes = n
+	}
+	named := cmd.Flags().Changed("scheme") || cmd.Flags().Changed("bits") || cmd.Flags().Changed("group")
+	if limit > 0 && !budget.Set() && o.data != "" && !named {
+		budget.Divergence = limit
+	}
 	if o.data == "" {
+		if budget.Set() || len(o.schemes) > 0 {
+			return usagef("mixed precision needs text to measure on: give --calib")
+		}
 		return nil
+	}
+	for _, s := range o.schemes {
+		budget.Schemes = append(budget.Schemes, convert.Choice(s))
+	}
+	if err := budget.Validate(); err != nil {
+		return usageError{err}
+	}
+	if budget.Set() {
+		r.Budget = &budget
+	} else if len(o.schemes) > 0 {
+		return usagef("--mix says what mixed precision chooses from: give --target-bpw, --target-size or --max-kld")
 	}
 	m, err := quant.ParseMethod(o.method)
 	if err != nil {
@@ -71,4 +109,24 @@ func (o *calibrationOptions) read(m *checkpoint.Model, r *convert.Recipe) (*conv
 		c.Sequences = append(c.Sequences, w)
 	}
 	return c, nil
+}
+
+// parseSize reads a number of bytes with a unit: 700MB, 3.9 GB, 512MiB.
+func parseSize(s string) (int64, error) {
+	units := []struct {
+		name  string
+		bytes float64
+	}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}, {"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1}}
+	for _, u := range units {
+		number, ok := strings.CutSuffix(s, u.name)
+		if !ok {
+			continue
+		}
+		f, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+		if err != nil || !(f > 0) || f*u.bytes > 1e18 {
+			break
+		}
+		return int64(f * u.bytes), nil
+	}
+	return 0, fmt.Errorf("%q: expected a number of bytes with its unit, such as 3.9GB or 700MiB", s)
 }

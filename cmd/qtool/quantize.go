@@ -46,6 +46,7 @@ type quantizeReport struct {
 	Seconds       float64      `json:"seconds"`
 	Resumed       int          `json:"resumed"`
 	Fallbacks     int          `json:"fallbacks"`
+	Mixed         *mixedReport `json:"mixed,omitempty"`
 	Warnings      []string     `json:"warnings"`
 	Memory        int64        `json:"memory_bytes_expected"`
 	Expected      float64      `json:"seconds_expected"`
@@ -137,7 +138,7 @@ func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
 		}
 		r.Overrides = append(r.Overrides, over)
 	}
-	if err := o.calibration.apply(cmd, &r); err != nil {
+	if err := o.calibration.apply(cmd, &r, o.eval.maxKLD); err != nil {
 		return r, err
 	}
 	if err := r.Validate(); err != nil {
@@ -215,15 +216,20 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	if err != nil {
 		return nil, err
 	}
-	plan, err := convert.NewPlan(m, recipe)
-	if err != nil {
-		return nil, err
-	}
 	threads := o.eval.threads
 	if threads == 0 {
 		threads = pool.Available()
 	}
+	mixed, err := o.mix(ctx, m, &recipe, calibration, threads)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := convert.NewPlan(m, recipe)
+	if err != nil {
+		return nil, err
+	}
 	report = &quantizeReport{
+		Mixed:  mixed,
 		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: plan.Memory(threads), Expected: plan.Seconds(threads),
 		Warnings: append(append([]string{}, m.Warnings()...), plan.Warnings...), Fallbacks: len(plan.Warnings),
 	}
@@ -264,6 +270,44 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	return report, nil
 }
 
+// mixedReport says what mixed precision was chosen by.
+type mixedReport struct {
+	Predicted     float64               `json:"predicted_kld"`
+	Bound         float64               `json:"bound"`
+	Tokens        int                   `json:"tokens"`
+	Sensitivities []convert.Sensitivity `json:"sensitivities"`
+}
+
+// printMixed says what a choice by budget is expected to cost.
+func printMixed(w io.Writer, m *mixedReport) {
+	if m == nil {
+		return
+	}
+	fmt.Fprintf(w, "  mixed by the divergence that each tensor's own quantization costs on %s tokens: %.3g nats together by rounding to nearest, bound of any choice %.3g\n",
+		countText(int64(m.Tokens)), m.Predicted, m.Bound)
+}
+
+// mix chooses schemes where the recipe has a budget.
+func (o *quantizeOptions) mix(ctx context.Context, m *checkpoint.Model, r *convert.Recipe, c *convert.Calibration, threads int) (*mixedReport, error) {
+	if r.Budget == nil {
+		return nil, nil
+	}
+	var bar *progress
+	mixed, err := convert.Mix(ctx, m, r, convert.Options{Threads: threads, Calibration: c, Progress: func(done, total int64, tensor string) {
+		if bar == nil {
+			bar = newProgress("measure sensitivity", total, false, o.quiet)
+		}
+		bar.set(done, tensor)
+	}})
+	if bar != nil {
+		bar.finish()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &mixedReport{mixed.Predicted, mixed.Bound, mixed.Tokens, mixed.Sensitivities}, nil
+}
+
 // printPlan prints the decision for each tensor and what to expect.
 func printPlan(w io.Writer, r *quantizeReport) error {
 	t := newTable(w)
@@ -274,6 +318,7 @@ func printPlan(w io.Writer, r *quantizeReport) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	printMixed(w, r.Mixed)
 	fmt.Fprintf(w, "\n%s, %.3f bits per weight: %s on disk, about %s of memory, about %s\n", r.Output, r.BitsPerWeight,
 		sizeText(r.SizeBytes), sizeText(r.Memory), durationText(r.Expected))
 	printWarnings(w, r.Warnings)
@@ -308,6 +353,7 @@ func printQuantized(w io.Writer, r *quantizeReport) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	printMixed(w, r.Mixed)
 	if r.Resumed > 0 {
 		fmt.Fprintf(w, "  %d tensors were finished by an earlier run\n", r.Resumed)
 	}

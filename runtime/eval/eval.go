@@ -217,6 +217,19 @@ func newDistribution(logits []float32) (distribution, error) {
 
 func (d distribution) logProb(token int32) float64 { return float64(d.logits[token]) - d.logSum }
 
+// Divergence is KL(p ‖ q) in nats of the distributions that two sets of logits stand for. The error is ErrNotFinite.
+func Divergence(p, q []float32) (float64, error) {
+	a, err := newDistribution(p)
+	if err != nil {
+		return 0, err
+	}
+	b, err := newDistribution(q)
+	if err != nil {
+		return 0, err
+	}
+	return divergence(a, b), nil
+}
+
 // divergence is KL(p ‖ q) in nats. Rounding may leave a tiny negative sum where p equals q: it
 // is cut at zero, which the true value never passes.
 func divergence(p, q distribution) float64 {

@@ -124,7 +124,7 @@ func (b *Blocks) Replace(name string, m packed.Matrix) error {
 		if m.Rows != t.Rows() || m.Cols != t.Cols() {
 			return fmt.Errorf("replace %q of shape [%d %d]: found [%d %d]", name, t.Rows(), t.Cols(), m.Rows, m.Cols)
 		}
-		e.packedEmbedding = &m
+		e.packedEmbedding, e.codes = &m, packed.NewCodes(m.Scheme, m.Cols)
 		if e.head.tensor.Name != name {
 			return nil
 		}

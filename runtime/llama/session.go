@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 
 	"qtool/formats/mapped"
-	"qtool/formats/packed"
 	"qtool/runtime/kernel"
 )
 
@@ -173,9 +172,6 @@ func (e *Engine) embed(dst []float32, tokens []int32) error {
 	for t, id := range tokens {
 		row := dst[t*c.Hidden : (t+1)*c.Hidden]
 		if m := e.packedEmbedding; m != nil {
-			if len(e.codes.Codes) == 0 {
-				e.codes = packed.NewCodes(m.Scheme, m.Cols)
-			}
 			m.DequantizeRow(row, int(id), e.codes)
 		} else if err := e.embedding.ReadRows(row, int(id), 1, &e.rows); err != nil {
 			return err
