@@ -59,7 +59,7 @@ type level struct{ most, sum float32 }
 // segment and of those before.
 type attentionScratch struct {
 	queries, scores, sums, total []float32
-	factors                      []float32
+	factors, shifts              []float32
 	levels, totals               []level
 }
 
@@ -135,11 +135,10 @@ func (s *Session) planOf(layer int) *plan {
 	return &s.plans[0]
 }
 
-// placeKeys normalizes and rotates the queries and keys of a token, and puts keys and values into the cache.
-func (s *Session) placeKeys(_, t int) {
+// turnHeads normalizes and rotates the queries and keys of a token.
+func (s *Session) turnHeads(_, t int) {
 	c, l := s.engine.config, &s.engine.layers[s.layer]
-	q, kv, dim := c.QDim(), c.KVDim(), c.HeadDim
-	stride := q + 2*kv
+	dim, stride := c.HeadDim, c.QDim()+2*c.KVDim()
 	row := s.qkv[t*stride : (t+1)*stride]
 	for h := range c.Heads + c.KVHeads {
 		head := row[h*dim : (h+1)*dim]
@@ -151,10 +150,25 @@ func (s *Session) placeKeys(_, t int) {
 		}
 		s.turn(s.layer, t, head)
 	}
+}
+
+// placeKeys puts the keys and values of a token into the cache.
+func (s *Session) placeKeys(_, t int) {
+	c := s.engine.config
+	q, kv, dim := c.QDim(), c.KVDim(), c.HeadDim
+	stride := q + 2*kv
 	to := s.rows[t]
+	// The row of the page's first position, where the batch has it: nobody changes its key.
+	first := t - to.position%page
+	inBatch := first >= 0 && first != t && s.rows[first].session == to.session
 	for h := range c.KVHeads {
-		key, value := row[q+h*dim:q+(h+1)*dim], row[q+kv+h*dim:q+kv+(h+1)*dim]
-		if err := to.session.cache.put(s.layer, h, to.position, key, value); err != nil {
+		at := t*stride + q + h*dim
+		key, value := s.qkv[at:at+dim], s.qkv[at+kv:at+kv+dim]
+		var origin []float32
+		if inBatch {
+			origin = s.qkv[first*stride+q+h*dim:][:dim]
+		}
+		if err := to.session.cache.put(s.layer, h, to.position, key, value, origin); err != nil {
 			s.failed.note(fmt.Errorf("layer %d, position %d: %w", s.layer, to.position, err))
 		}
 	}
@@ -234,13 +248,14 @@ func (a *attentionScratch) resize(n, dim int) {
 		all = (n + 3) &^ 3
 	}
 	a.queries, a.sums, a.total = room(a.queries, all*dim), room(a.sums, all*dim), room(a.total, all*dim)
-	a.scores, a.factors = room(a.scores, all*page), room(a.factors, all)
+	a.scores, a.factors, a.shifts = room(a.scores, all*page), room(a.factors, all), room(a.shifts, all)
 	if cap(a.levels) < all {
 		a.levels, a.totals = make([]level, all), make([]level, all)
 	}
 	a.levels, a.totals = a.levels[:all], a.totals[:all]
 	clear(a.queries[n*dim:])
 	clear(a.total)
+	clear(a.shifts)
 	for j := range a.totals {
 		a.totals[j] = noLevel
 	}
@@ -257,19 +272,19 @@ func (s *Session) sumSegment(a *attentionScratch, p *plan, u *unit, from, to int
 	for start := from &^ (page - 1); start < to; start += page {
 		first := max(start, from) &^ 3
 		n := min(start+page, to) - first
-		cache.scores(a.scores, a.queries, queries, s.layer, u.head, first, n)
+		cache.scores(a.scores, a.shifts, a.queries, queries, s.layer, u.head, first, n)
 		for j := range u.tokens * group {
 			position := s.rows[u.first+j/group].position
 			low, high := max(p.first(position)-first, 0), min(position+1-first, n)
-			a.factors[j] = s.weigh(a.scores[j*page:j*page+n], low, high, &a.levels[j])
+			a.factors[j] = s.weigh(a.scores[j*page:j*page+n], a.shifts[j], low, high, &a.levels[j])
 		}
 		cache.mix(a.sums, a.factors, a.scores, queries, s.layer, u.head, first, n)
 	}
 }
 
-// weigh turns a query's scores low … high-1 into weights, the others into 0, and gives the factor that sums before
-// have to be multiplied with.
-func (s *Session) weigh(scores []float32, low, high int, l *level) (factor float32) {
+// weigh turns a query's scores low … high-1, of which shift was taken off, into weights, the others into 0, and gives the
+// factor that sums before have to be multiplied with.
+func (s *Session) weigh(scores []float32, shift float32, low, high int, l *level) (factor float32) {
 	if low >= high {
 		clear(scores)
 		return 1
@@ -277,13 +292,19 @@ func (s *Session) weigh(scores []float32, low, high int, l *level) (factor float
 	clear(scores[:low])
 	clear(scores[high:])
 	seen := scores[low:high]
-	softcap(seen, float32(s.engine.config.AttnSoftcap))
+	if limit := float32(s.engine.config.AttnSoftcap); limit != 0 {
+		for i := range seen {
+			seen[i] += shift
+		}
+		shift = 0
+		softcap(seen, limit)
+	}
 	factor = 1
-	if most := s.engine.kernels.Greatest(seen); !(most <= l.most) {
+	if most := s.engine.kernels.Greatest(seen) + shift; !(most <= l.most) {
 		factor = exp(l.most - most)
 		l.most = most
 	}
-	l.sum = l.sum*factor + s.engine.kernels.Exp(seen, l.most)
+	l.sum = l.sum*factor + s.engine.kernels.Exp(seen, l.most-shift)
 	if !(l.most <= math.MaxFloat32) {
 		l.sum = float32(math.NaN()) // of infinite scores: no sum may look like a number
 	}

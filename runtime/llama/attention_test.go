@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -41,6 +42,7 @@ func feed(t *testing.T, s *Session, qkv []float32, rows int, sizes ...int) []flo
 		s.rotate()
 		s.planAttention()
 		s.qkv, s.mixed = qkv[at*stride:(at+n)*stride], room(s.mixed, n*c.QDim())
+		e.pool.Run(n, s.steps.turn)
 		e.pool.Run(n, s.steps.place)
 		require.NoError(t, s.failed.take())
 		p := s.planOf(0)
@@ -148,7 +150,7 @@ func TestCacheRounds(t *testing.T) {
 						clear(x)
 					}
 					kept[[2]int{position, h}] = x
-					require.NoError(t, c.put(0, h, position, x[:12], x[12:]))
+					require.NoError(t, c.put(0, h, position, slices.Clone(x[:12]), x[12:], nil))
 				}
 			}
 			c.reserve(129) // what is there stays
@@ -157,16 +159,20 @@ func TestCacheRounds(t *testing.T) {
 					x := kept[[2]int{position, h}]
 					for i := range 12 {
 						var most float64 // of the vector, or for f16 of the element
-						for _, v := range x[:12] {
-							most = max(most, math.Abs(float64(v)))
+						origin := kept[[2]int{position &^ (page - 1), h}]
+						for k, v := range x[:12] {
+							most = max(most, math.Abs(float64(v-origin[k])))
+						}
+						if position%page == 0 {
+							most = 0
 						}
 						if kv == KVF16 {
 							most = math.Abs(float64(x[i])) + 1e-4
 						}
-						q, scores := make([]float32, 16), make([]float32, page)
+						q, scores, shift := make([]float32, 16), make([]float32, page), make([]float32, 1)
 						q[i] = 1
-						c.scores(scores, q, 1, 0, h, position&^3, position%4+1)
-						require.InDelta(t, x[i], scores[position%4], most*relative*1.001, "%s: key %d, element %d", kv, position, i)
+						c.scores(scores, shift, q, 1, 0, h, position&^3, position%4+1)
+						require.InDelta(t, x[i], scores[position%4]+shift[0], most*relative*1.001, "%s: key %d, element %d", kv, position, i)
 					}
 					out, weights := make([]float32, 16), make([]float32, page)
 					weights[position%4] = 1
@@ -181,18 +187,18 @@ func TestCacheRounds(t *testing.T) {
 				}
 			}
 			large := []float32{1, 65519, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
-			require.NoError(t, c.put(0, 0, 0, large, large))
+			require.NoError(t, c.put(0, 0, 0, slices.Clone(large), large, nil))
 			large[1] = 65520
-			if err := c.put(0, 0, 0, large, large); kv == KVF16 {
+			if err := c.put(0, 0, 0, slices.Clone(large), large, nil); kv == KVF16 {
 				require.ErrorContains(t, err, "f16")
 			} else {
 				require.NoError(t, err)
 			}
 			large[1] = float32(math.Inf(1)) // must not become a number
-			require.NoError(t, c.put(0, 0, 0, large, large))
-			scores := make([]float32, page)
-			c.scores(scores, []float32{1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 1, 0, 0, 0, 1)
-			require.False(t, math.Abs(float64(scores[0])) <= math.MaxFloat32)
+			require.NoError(t, c.put(0, 0, 0, slices.Clone(large), large, nil))
+			scores, shift := make([]float32, page), make([]float32, 1)
+			c.scores(scores, shift, []float32{1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 1, 0, 0, 0, 1)
+			require.False(t, math.Abs(float64(scores[0]+shift[0])) <= math.MaxFloat32)
 		}
 	}
 	_, err := ParseKVType("f8")
@@ -218,7 +224,7 @@ func BenchmarkAttention(b *testing.B) {
 				for i := range depth {
 					for h := range c.KVHeads {
 						at := (i*31 + h*7) % (c.QDim() - 128)
-						require.NoError(b, s.cache.put(0, h, i, x[at:at+64], x[at+64:at+128]))
+						require.NoError(b, s.cache.put(0, h, i, slices.Clone(x[at:at+64]), x[at+64:at+128], nil))
 					}
 				}
 				for i := range n {

@@ -22,12 +22,12 @@ type Blocks struct {
 // oneLayer is a cache that every layer shares: a block is done with it before the next begins.
 type oneLayer struct{ cache }
 
-func (c oneLayer) put(_, head, position int, key, value []float32) error {
-	return c.cache.put(0, head, position, key, value)
+func (c oneLayer) put(_, head, position int, key, value, origin []float32) error {
+	return c.cache.put(0, head, position, key, value, origin)
 }
 
-func (c oneLayer) scores(out, q []float32, queries, _, head, first, n int) {
-	c.cache.scores(out, q, queries, 0, head, first, n)
+func (c oneLayer) scores(out, shifts, q []float32, queries, _, head, first, n int) {
+	c.cache.scores(out, shifts, q, queries, 0, head, first, n)
 }
 
 func (c oneLayer) mix(out, factors, p []float32, queries, _, head, first, n int) {

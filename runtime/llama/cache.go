@@ -15,7 +15,7 @@ type KVType string
 const (
 	KVF32 KVType = "f32"  // exactly as computed: the reference
 	KVF16 KVType = "f16"  // half the memory; rounds to 11 bits
-	KVI8  KVType = "int8" // a quarter: 8-bit codes, a scale for each head of each position
+	KVI8  KVType = "int8" // a quarter: 8-bit codes, a scale for each head of each position; keys as differences
 )
 
 // ParseKVType reads the name of a type.
@@ -36,11 +36,13 @@ const page = 64
 type cache interface {
 	// reserve makes room for n positions; room that is there stays.
 	reserve(n int)
-	// put keeps the key and the value of a head. It may be called for different heads and positions at the same time.
-	put(layer, head, position int, key, value []float32) error
+	// put keeps the key and the value of a head; it may change key. origin is the key of the first position of the page
+	// where that is put at the same time, nil where it is there already. Different heads and positions may be put at the
+	// same time.
+	put(layer, head, position int, key, value, origin []float32) error
 	// scores sets the rows of out, page elements apart, to the products of queries with the keys of n positions from
-	// first on, of one page. first is a multiple of 4.
-	scores(out, q []float32, queries, layer, head, first, n int)
+	// first on, of one page, less shifts, one a query. first is a multiple of 4.
+	scores(out, shifts, q []float32, queries, layer, head, first, n int)
 	// mix multiplies out, a row a query, by factors and adds the values of n positions weighted by the rows of p, which
 	// it may change.
 	mix(out, factors, p []float32, queries, layer, head, first, n int)
@@ -93,14 +95,18 @@ type pages[T float32 | uint16 | int8] struct {
 	loops   *kernel.Vectors[T]
 	// encode rounds a vector and gives the scale of its elements.
 	encode func(dst []T, x []float32) (scale float32, err error)
-	scaled bool // scales are kept, else they are 1
+	// scaled: scales are kept, else they are 1, and keys are the differences from that of their page's first position.
+	// The keys of a head have much in common, some elements far larger than the others: so less is rounded.
+	scaled bool
 	list   []pageOf[T]
 }
 
-// pageOf holds neighbouring positions: [layers][heads][page][dim] elements, [layers][heads][page] scales.
+// pageOf holds neighbouring positions: [layers][heads][page][dim] elements, [layers][heads][page] scales,
+// [layers][heads][dim] origins.
 type pageOf[T any] struct {
 	keys, values           []T
 	keyScales, valueScales []float32
+	origins                []float32
 }
 
 func (c *pages[T]) reserve(n int) {
@@ -109,8 +115,8 @@ func (c *pages[T]) reserve(n int) {
 		elements := make([]T, 2*vectors*c.dim)
 		p := pageOf[T]{keys: elements[:vectors*c.dim], values: elements[vectors*c.dim:]}
 		if c.scaled {
-			scales := make([]float32, 2*vectors)
-			p.keyScales, p.valueScales = scales[:vectors], scales[vectors:]
+			scales := make([]float32, 2*vectors+c.layers*c.heads*c.dim)
+			p.keyScales, p.valueScales, p.origins = scales[:vectors], scales[vectors:2*vectors], scales[2*vectors:]
 		}
 		c.list = append(c.list, p)
 	}
@@ -126,6 +132,7 @@ func (c *pages[T]) clone() cache {
 		copy(to.values, p.values)
 		copy(to.keyScales, p.keyScales)
 		copy(to.valueScales, p.valueScales)
+		copy(to.origins, p.origins)
 	}
 	return &out
 }
@@ -135,25 +142,54 @@ func (c *pages[T]) at(layer, head, position int) (p *pageOf[T], vector int) {
 	return &c.list[position/page], (layer*c.heads+head)*page + position%page
 }
 
-func (c *pages[T]) put(layer, head, position int, key, value []float32) error {
+// origin is what the keys of a head are differences from.
+func (c *pages[T]) origin(p *pageOf[T], layer, head int) []float32 {
+	h := layer*c.heads + head
+	return p.origins[h*c.dim : (h+1)*c.dim]
+}
+
+func (c *pages[T]) put(layer, head, position int, key, value, origin []float32) error {
 	p, v := c.at(layer, head, position)
-	keyScale, err := c.encode(p.keys[v*c.dim:(v+1)*c.dim], key)
-	if err != nil {
+	if !c.scaled {
+		if _, err := c.encode(p.keys[v*c.dim:(v+1)*c.dim], key); err != nil {
+			return err
+		}
+		_, err := c.encode(p.values[v*c.dim:(v+1)*c.dim], value)
 		return err
 	}
-	valueScale, err := c.encode(p.values[v*c.dim:(v+1)*c.dim], value)
-	if c.scaled {
-		p.keyScales[v], p.valueScales[v] = keyScale, valueScale
+	own := c.origin(p, layer, head)
+	if origin == nil {
+		origin = own
+	}
+	var err error
+	if position%page == 0 { // key stays as it is: others may be taking their differences
+		copy(own, key)
+		clear(p.keys[v*c.dim : (v+1)*c.dim])
+		p.keyScales[v] = 0
+	} else {
+		subtract(key, origin)
+		p.keyScales[v], err = c.encode(p.keys[v*c.dim:(v+1)*c.dim], key)
+	}
+	if err == nil {
+		p.valueScales[v], err = c.encode(p.values[v*c.dim:(v+1)*c.dim], value)
 	}
 	return err
 }
 
-func (c *pages[T]) scores(out, q []float32, queries, layer, head, first, n int) {
+func subtract(x, y []float32) {
+	for i := range x {
+		x[i] -= y[i]
+	}
+}
+
+func (c *pages[T]) scores(out, shifts, q []float32, queries, layer, head, first, n int) {
 	p, v := c.at(layer, head, first)
 	c.loops.Scores(out, page, q, queries, c.dim, p.keys[v*c.dim:], p.values[v*c.dim:], n)
 	if c.scaled {
+		origin := c.origin(p, layer, head)
 		for j := range queries {
 			c.kernels.Multiply(out[j*page:j*page+n], p.keyScales[v:])
+			shifts[j] = c.kernels.Dot(origin, q[j*c.dim:])
 		}
 	}
 }

@@ -45,7 +45,7 @@ type Session struct {
 }
 
 // steps are the session's parallel loops: made once, since a function made for the pool is an allocation.
-type steps struct{ quantize, multiply, place, attend, join, activate func(worker, i int) }
+type steps struct{ quantize, multiply, turn, place, attend, join, activate func(worker, i int) }
 
 // NewSession starts a sequence of at most context tokens. Memory for keys and values is taken as
 // the sequence grows.
@@ -55,7 +55,7 @@ func (e *Engine) NewSession(context int) *Session {
 
 func (e *Engine) newSession(context int, c cache) *Session {
 	s := &Session{engine: e, context: context, cache: c}
-	s.steps = steps{s.quantizeRow, s.multiplyUnit, s.placeKeys, s.attend, s.join, s.activateRow}
+	s.steps = steps{s.quantizeRow, s.multiplyUnit, s.turnHeads, s.placeKeys, s.attend, s.join, s.activateRow}
 	return s
 }
 
@@ -203,6 +203,7 @@ func (s *Session) attention(i, n int) error {
 	}
 	s.mixed = room(s.mixed, n*q)
 	s.layer = i
+	e.pool.Run(n, s.steps.turn)
 	e.pool.Run(n, s.steps.place)
 	if err := s.failed.take(); err != nil {
 		return err
