@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"qtool/formats/arch"
 	"qtool/formats/checkpoint"
 	"qtool/formats/packed"
 	"qtool/formats/safetensors"
@@ -38,6 +40,10 @@ type Result struct {
 	Discarded bool  // what an earlier run had left belonged to another plan
 	Clamped   int   // values cut to the range of their type
 	Warnings  []string
+	// Calibrated says how quantizing by inputs went, by tensor; RoundedOnly names the linear layers and heads that were to be
+	// quantized so and were not.
+	Calibrated  map[string]CalibrationFigures
+	RoundedOnly []string
 }
 
 // provenance is what a packed file says of its making.
@@ -218,6 +224,7 @@ func (q *quantization) finish() error {
 		digests[d.Tensor.Name] = o.digest
 		_, _ = source.Write(o.source[:])
 		q.result.Clamped += o.clamped
+		q.tally(d, o)
 	}
 	for _, f := range q.contents.Files {
 		name := packed.FilePrefix + f.Name
@@ -241,6 +248,40 @@ func (q *quantization) finish() error {
 	}
 	q.result.Bytes = q.layout.Size
 	return q.work.commit(q.options.Output)
+}
+
+// tally takes up how quantizing a tensor by its inputs went, and what is less than was asked for.
+func (q *quantization) tally(d Decision, o outcome) {
+	if q.options.Calibration == nil || d.Scheme == nil {
+		return
+	}
+	role := d.Tensor.Role
+	if f := o.calibration; f != nil {
+		if q.result.Calibrated == nil {
+			q.result.Calibrated = make(map[string]CalibrationFigures)
+		}
+		q.result.Calibrated[d.Tensor.Name] = *f
+	} else if !d.Tensor.Packed() && (role == arch.Linear || role == arch.Head) {
+		q.result.RoundedOnly = append(q.result.RoundedOnly, d.Tensor.Name)
+	}
+}
+
+// Shortfalls says what of the calibration is less than was asked for, a line each.
+func (r *Result) Shortfalls() []string {
+	var lines []string
+	for _, name := range r.RoundedOnly {
+		lines = append(lines, fmt.Sprintf("%s was rounded to nearest: nothing is known of its inputs", name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Calibrated)) {
+		f := r.Calibrated[name]
+		if f.DampingRaised {
+			lines = append(lines, fmt.Sprintf("%s: its Hessian needed damping of %g of the mean diagonal", name, f.Damping))
+		}
+		if f.DeadInputs > 0 {
+			lines = append(lines, fmt.Sprintf("%s: %d input channels were zero throughout the calibration data", name, f.DeadInputs))
+		}
+	}
+	return lines
 }
 
 // checkOutput refuses an output that would destroy the source or cannot be a file.

@@ -263,6 +263,16 @@ func (p *Plan) Bytes() int64 {
 	return n
 }
 
+// Quantizes reports whether there is a tensor that the plan packs.
+func (p *Plan) Quantizes() bool {
+	for _, d := range p.Decisions {
+		if d.Scheme != nil && !d.Tensor.Packed() {
+			return true
+		}
+	}
+	return false
+}
+
 // Weights is the number of elements of all tensors.
 func (p *Plan) Weights() int64 {
 	var n int64

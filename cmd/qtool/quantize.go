@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"time"
 
@@ -46,6 +47,7 @@ type quantizeReport struct {
 	Seconds       float64      `json:"seconds"`
 	Resumed       int          `json:"resumed"`
 	Fallbacks     int          `json:"fallbacks"`
+	Calibrated    int          `json:"calibrated"` // tensors quantized by their inputs
 	Mixed         *mixedReport `json:"mixed,omitempty"`
 	Warnings      []string     `json:"warnings"`
 	Memory        int64        `json:"memory_bytes_expected"`
@@ -60,6 +62,8 @@ type planLine struct {
 	Scheme        string  `json:"scheme"`
 	BitsPerWeight float64 `json:"bits_per_weight"`
 	Reason        string  `json:"reason"`
+
+	Calibration *convert.CalibrationFigures `json:"calibration,omitempty"`
 }
 
 func newQuantize() *cobra.Command {
@@ -234,7 +238,9 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 		Warnings: append(append([]string{}, m.Warnings()...), plan.Warnings...), Fallbacks: len(plan.Warnings),
 	}
 	for _, d := range plan.Decisions {
-		report.Plan = append(report.Plan, planLine{d.Tensor.Name, d.Tensor.Shape, d.Tensor.Storage(), d.Storage(), d.BitsPerWeight(), d.Reason})
+		report.Plan = append(report.Plan, planLine{
+			Tensor: d.Tensor.Name, Shape: d.Tensor.Shape, Source: d.Tensor.Storage(), Scheme: d.Storage(), BitsPerWeight: d.BitsPerWeight(), Reason: d.Reason,
+		})
 	}
 	if o.dryRun {
 		return report, nil
@@ -263,6 +269,18 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	if result.Clamped > 0 {
 		report.Fallbacks++
 	}
+	shortfalls := result.Shortfalls()
+	report.Fallbacks += len(shortfalls)
+	report.Warnings = append(report.Warnings, shortfalls...)
+	for i := range report.Plan {
+		if f, ok := result.Calibrated[report.Plan[i].Tensor]; ok {
+			report.Plan[i].Calibration = &f
+			report.Calibrated++
+		}
+	}
+	if calibration == nil && plan.Quantizes() {
+		report.Warnings = append(report.Warnings, "not calibrated: weights were rounded to the nearest value that can be stored; --calib TEXT chooses them by what the layers compute, which cuts the divergence by about a third to a half")
+	}
 	if result.Discarded {
 		fmt.Fprintln(os.Stderr, "qtool: an unfinished file of another plan or source was discarded")
 	}
@@ -276,6 +294,21 @@ type mixedReport struct {
 	Bound         float64               `json:"bound"`
 	Tokens        int                   `json:"tokens"`
 	Sensitivities []convert.Sensitivity `json:"sensitivities"`
+}
+
+// printCalibrated says how quantizing by inputs went: the worst layers, and how many were less than asked for.
+func printCalibrated(w io.Writer, r *quantizeReport) {
+	if r.Calibrated == 0 {
+		return
+	}
+	var worst *planLine
+	for i, l := range r.Plan {
+		if l.Calibration != nil && (worst == nil || l.Calibration.Error > worst.Calibration.Error) {
+			worst = &r.Plan[i]
+		}
+	}
+	fmt.Fprintf(w, "  %d tensors quantized by their inputs, %d shortfalls; largest error of a layer's output %.2f %% (%s)\n",
+		r.Calibrated, r.Fallbacks, 100*math.Sqrt(worst.Calibration.Error), worst.Tensor)
 }
 
 // printMixed says what a choice by budget is expected to cost.
@@ -354,6 +387,7 @@ func printQuantized(w io.Writer, r *quantizeReport) error {
 		return err
 	}
 	printMixed(w, r.Mixed)
+	printCalibrated(w, r)
 	if r.Resumed > 0 {
 		fmt.Fprintf(w, "  %d tensors were finished by an earlier run\n", r.Resumed)
 	}
