@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/zeebo/xxh3"
 
@@ -171,12 +172,19 @@ func (c *calibrated) group(ctx context.Context, layer int, names []string) error
 		return nil
 	}
 	gram := calibrate.NewGram(c.solver, open[0].Tensor.Cols())
+	var ranges *calibrate.Histogram
+	if static(open) {
+		ranges = calibrate.NewHistogram()
+	}
 	tap := func(name string, x []float32, tokens, _ int) error {
 		if name != names[0] {
 			return nil
 		}
 		if err := gram.Add(x, tokens); err != nil {
 			return fmt.Errorf("inputs of %q: %w", name, err)
+		}
+		if ranges != nil {
+			ranges.Add(x)
 		}
 		return errSeen
 	}
@@ -199,16 +207,29 @@ func (c *calibrated) group(ctx context.Context, layer int, names []string) error
 	if err != nil {
 		return fmt.Errorf("inputs of %q: %w", names[0], err)
 	}
-	return c.matrices(ctx, open, in)
+	return c.matrices(ctx, open, in, c.limit(ranges))
+}
+
+// static reports whether one of the tensors is to have a range of activations.
+func static(tensors []Decision) bool {
+	return slices.ContainsFunc(tensors, func(d Decision) bool { return d.Scheme.Static })
+}
+
+// limit is the range of activations by the recipe's rule.
+func (c *calibrated) limit(h *calibrate.Histogram) float32 {
+	if h == nil {
+		return 0
+	}
+	return h.Range(c.plan.Recipe.Ranges)
 }
 
 // matrices quantizes tensors that share an input.
-func (c *calibrated) matrices(ctx context.Context, open []Decision, in *quant.Inputs) error {
+func (c *calibrated) matrices(ctx context.Context, open []Decision, in *quant.Inputs, limit float32) error {
 	for _, d := range open {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := c.matrix(d, in); err != nil {
+		if err := c.matrix(d, in, limit); err != nil {
 			return fmt.Errorf("tensor %q: %w", d.Tensor.Name, err)
 		}
 		c.done += int64(d.Tensor.Elements())
@@ -219,14 +240,16 @@ func (c *calibrated) matrices(ctx context.Context, open []Decision, in *quant.In
 	return nil
 }
 
-func (c *calibrated) matrix(d Decision, in *quant.Inputs) error {
+func (c *calibrated) matrix(d Decision, in *quant.Inputs, limit float32) error {
 	t := d.Tensor
 	rows, cols := t.Rows(), t.Cols()
 	w := make([]float32, rows*cols)
 	if err := t.ReadAll(w); err != nil {
 		return err
 	}
-	result, err := quant.Matrix(c.solver, w, rows, cols, in, c.plan.Recipe.matrix(*d.Scheme))
+	options := c.plan.Recipe.matrix(*d.Scheme)
+	options.Range = limit
+	result, err := quant.Matrix(c.solver, w, rows, cols, in, options)
 	if err != nil {
 		return err
 	}
@@ -236,7 +259,7 @@ func (c *calibrated) matrix(d Decision, in *quant.Inputs) error {
 	}
 	it := packing(c.solver.Kernels(), t, *d.Scheme, c.plan.Recipe.Rule)
 	o := outcome{digest: packed.Sum(result.Matrix.Data), source: sourceDigest(&it, w), calibration: &CalibrationFigures{
-		Error: result.Error, Damping: in.Damping, DampingRaised: in.Raised, DeadInputs: in.Dead,
+		Error: result.Error, Damping: in.Damping, DampingRaised: in.Raised, DeadInputs: in.Dead, Range: limit,
 	}}
 	if err := c.work.finish(t.Name, o); err != nil {
 		return err
@@ -256,6 +279,10 @@ func (c *calibrated) head() error {
 	}
 	hidden := c.engine.Config().Hidden
 	gram := calibrate.NewGram(c.solver, hidden)
+	var ranges *calibrate.Histogram
+	if d.Scheme.Static {
+		ranges = calibrate.NewHistogram()
+	}
 	input := make([]float32, c.length*hidden)
 	for i := range c.options.Calibration.Sequences {
 		x, err := c.states.Get(i)
@@ -266,12 +293,15 @@ func (c *calibrated) head() error {
 		if err := gram.Add(input, c.length); err != nil {
 			return fmt.Errorf("inputs of %q: %w", name, err)
 		}
+		if ranges != nil {
+			ranges.Add(input)
+		}
 	}
 	in, err := quant.NewInputs(c.solver, gram.Mean(), hidden, c.plan.Recipe.inputs())
 	if err != nil {
 		return fmt.Errorf("inputs of %q: %w", name, err)
 	}
-	return c.matrices(context.Background(), []Decision{d}, in)
+	return c.matrices(context.Background(), []Decision{d}, in, c.limit(ranges))
 }
 
 // sourceDigest is the digest of a tensor's values as a stream of it has.
@@ -292,4 +322,5 @@ type CalibrationFigures struct {
 	Damping       float64 `json:"damping"`
 	DampingRaised bool    `json:"damping_raised,omitempty"`
 	DeadInputs    int     `json:"dead_inputs,omitempty"`
+	Range         float32 `json:"range,omitempty"` // of activations, where it is static
 }

@@ -8,6 +8,7 @@ import (
 	"path"
 	"strings"
 
+	"qtool/calibrate"
 	"qtool/convert/quant"
 	"qtool/formats"
 	"qtool/formats/arch"
@@ -82,11 +83,13 @@ type Recipe struct {
 	Rule       quant.Rule `json:"scale_rule"`
 	Overrides  []Override `json:"overrides,omitempty"`
 	// Method, Refine, Damping and Order say how linear layers are quantized by calibration; without it the method is rtn.
-	Method      quant.Method `json:"method,omitempty"`
-	Refine      int          `json:"refine,omitempty"`      // rounds of coordinate descent
-	Damping     float64      `json:"damping,omitempty"`     // of the Hessian, as a share of its mean diagonal
-	InOrder     bool         `json:"in_order,omitempty"`    // columns as they stand, not those of the largest inputs first
-	Calibration string       `json:"calibration,omitempty"` // digest of the data
+	Method  quant.Method `json:"method,omitempty"`
+	Refine  int          `json:"refine,omitempty"`   // rounds of coordinate descent
+	Damping float64      `json:"damping,omitempty"`  // of the Hessian, as a share of its mean diagonal
+	InOrder bool         `json:"in_order,omitempty"` // columns as they stand, not those of the largest inputs first
+	// Ranges is the rule for the ranges of activations of schemes that have static ones.
+	Ranges      calibrate.RangeRule `json:"activation_ranges,omitempty"`
+	Calibration string              `json:"calibration,omitempty"` // digest of the data
 	// Budget, if it has a limit, chose Assigned.
 	Budget   *Budget             `json:"budget,omitempty"`
 	Assigned map[string]Assigned `json:"assigned,omitempty"` // by tensor; an override goes first
@@ -185,6 +188,14 @@ func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
 			}
 		}
 		d, err := decide(t, choice)
+		if err == nil && d.Scheme != nil && d.Scheme.Static && !t.Packed() {
+			switch {
+			case r.Method == "":
+				err = fmt.Errorf("%s needs calibration for the range of its inputs", choice)
+			case t.Role != arch.Linear && t.Role != arch.Head || t.Role == arch.Head && m.Config().TieEmbeddings:
+				err = fmt.Errorf("%s is for linear layers, whose inputs have ranges: this is %s", choice, t.Role)
+			}
+		}
 		if err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 		}

@@ -3,14 +3,17 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"qtool/calibrate"
 	"qtool/convert"
 	"qtool/convert/quant"
 	"qtool/formats/checkpoint"
+	"qtool/formats/packed"
 	"qtool/runtime/tokenizer"
 )
 
@@ -22,6 +25,7 @@ type calibrationOptions struct {
 	refine           int
 	damping          float64
 	inOrder          bool
+	ranges           string
 	maxMemory        int64
 
 	targetBits float64
@@ -37,6 +41,7 @@ func (o *calibrationOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.method, "method", "gptq", "how codes are chosen with calibration: gptq, or rtn")
 	f.IntVar(&o.refine, "refine", 3, "rounds of coordinate descent on the error of a layer's output")
 	f.Float64Var(&o.damping, "damping", quant.DefaultDamping, "of the Hessian, as a share of its mean diagonal")
+	f.StringVar(&o.ranges, "activation-range", string(calibrate.MSE), "rule for static ranges of activations (schemes ending in -s8): minmax, percentile, mse, entropy")
 	f.Float64Var(&o.targetBits, "target-bpw", 0, "mixed precision: a scheme for each tensor, so that all together take so many bits per weight")
 	f.StringVar(&o.targetSize, "target-size", "", "the same by size of the tensors: 3.9GB, 700MiB")
 	f.StringSliceVar(&o.schemes, "mix", nil, "schemes that mixed precision chooses from (default w3g32nlk,w3g16nlk,w4g32nlk,w4g16nlk,w4g32nl,w8)")
@@ -79,6 +84,15 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 	if err != nil {
 		return usageError{err}
 	}
+	ranges, err := calibrate.ParseRangeRule(o.ranges)
+	if err != nil {
+		return usageError{err}
+	}
+	if hasStatic(r) {
+		r.Ranges = ranges
+	} else if cmd.Flags().Changed("activation-range") {
+		return usagef("--activation-range is for schemes that end in -s8")
+	}
 	r.Method, r.Refine, r.Damping, r.InOrder = m, o.refine, o.damping, o.inOrder
 	return nil
 }
@@ -109,6 +123,18 @@ func (o *calibrationOptions) read(m *checkpoint.Model, r *convert.Recipe) (*conv
 		c.Sequences = append(c.Sequences, w)
 	}
 	return c, nil
+}
+
+// hasStatic reports whether a scheme of the recipe has static ranges of activations.
+func hasStatic(r *convert.Recipe) bool {
+	choices := []convert.Choice{r.Linear, r.Head}
+	for _, o := range r.Overrides {
+		choices = append(choices, o.Choice)
+	}
+	return slices.ContainsFunc(choices, func(c convert.Choice) bool {
+		s, err := packed.ParseScheme(string(c))
+		return err == nil && s.Static
+	})
 }
 
 // parseSize reads a number of bytes with a unit: 700MB, 3.9 GB, 512MiB.

@@ -126,6 +126,26 @@ func (s *Set) Quantize(a *Activations, token int, x []float32) {
 	s.quantize(a.Q[token*n:(token+1)*n], a.Scale[token*b:(token+1)*b], a.Sum[token*b:(token+1)*b], x[:a.Cols])
 }
 
+// QuantizeStatic sets the vector of one token under a range that was chosen beforehand: Scale is limit/127 for every block, and what lies
+// beyond ±limit is cut to it.
+func (s *Set) QuantizeStatic(a *Activations, token int, x []float32, limit float32) {
+	n, b := a.Blocks*packed.Block, a.Blocks
+	q, scale, sum := a.Q[token*n:(token+1)*n], a.Scale[token*b:(token+1)*b], a.Sum[token*b:(token+1)*b]
+	inverse := 127 / limit
+	for i := range scale {
+		part := x[i*packed.Block : min((i+1)*packed.Block, a.Cols)]
+		codes := q[i*packed.Block : (i+1)*packed.Block]
+		total := int32(0)
+		for k, v := range part {
+			c := roundEven(min(max(v, -limit), limit) * inverse)
+			codes[k] = int8(c)
+			total += c
+		}
+		clear(codes[len(part):])
+		scale[i], sum[i] = limit/127, float32(total)
+	}
+}
+
 // QuantizeRest sets in rest what the codes of a token in a left of x: both together have about 16 bits. scratch has room for
 // a.Cols elements.
 func (s *Set) QuantizeRest(rest, a *Activations, token int, x, scratch []float32) {

@@ -35,6 +35,7 @@ type job struct {
 	x              []float32
 	tokens, stride int
 	fine           bool
+	limit          float32 // of activations, by calibration; 0 where they are scaled by what they are
 	products       []product
 }
 
@@ -48,6 +49,17 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 			return err
 		}
 	}
+	if at := differing(products); at > 0 {
+		// Products under different ranges of their input take it in turn.
+		if err := s.multiply(x, tokens, stride, products[:at]...); err != nil {
+			return err
+		}
+		tap := s.tap
+		s.tap = nil // it has seen this input
+		err := s.multiply(x, tokens, stride, products[at:]...)
+		s.tap = tap
+		return err
+	}
 	needCodes, fine := false, false
 	total := 0
 	for _, p := range products {
@@ -55,7 +67,7 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 		fine = fine || p.fine()
 		total += p.units()
 	}
-	s.job = job{x: x, tokens: tokens, stride: stride, fine: fine, products: append(s.job.products[:0], products...)}
+	s.job = job{x: x, tokens: tokens, stride: stride, fine: fine, limit: products[0].limit(), products: append(s.job.products[:0], products...)}
 	if needCodes {
 		s.codes.Resize(tokens, cols)
 		if fine {
@@ -71,6 +83,10 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 func (s *Session) quantizeRow(worker, t int) {
 	e, cols := s.engine, s.codes.Cols
 	row := s.job.x[t*cols : (t+1)*cols]
+	if s.job.limit > 0 {
+		e.kernels.QuantizeStatic(&s.codes, t, row, s.job.limit)
+		return
+	}
 	e.kernels.Quantize(&s.codes, t, row)
 	if s.job.fine {
 		w := &e.scratch[worker]
@@ -98,9 +114,29 @@ func (s *Session) multiplyUnit(worker, unit int) {
 	}
 }
 
+// limit is the range of activations that a product was calibrated for, 0 for none.
+func (p product) limit() float32 {
+	if p.w.matrix == nil {
+		return 0
+	}
+	return p.w.matrix.Range()
+}
+
+// differing gives the first product whose limit is not that of the ones before it, 0 where all are alike.
+func differing(products []product) int {
+	for i := range products[1:] {
+		if products[i+1].limit() != products[0].limit() {
+			return i + 1
+		}
+	}
+	return 0
+}
+
 // fine reports whether the matrix is multiplied with activations of 16 bits, as two planes of 8: where weights have 8
 // bits, activations of 8 would lose as much as the weights do.
-func (p product) fine() bool { return p.w.matrix != nil && p.w.matrix.Scheme.Bits == 8 }
+func (p product) fine() bool {
+	return p.w.matrix != nil && p.w.matrix.Scheme.Bits == 8 && p.limit() == 0
+}
 
 // multiplyPanels multiplies a unit of a packed matrix.
 func (s *Session) multiplyPanels(p *product, unit, tokens, stride int, w *workerScratch) {
