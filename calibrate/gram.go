@@ -16,6 +16,7 @@ type Gram struct {
 	Cols  int
 	Count int       // inputs so far
 	Sum   []float32 // [Cols][Cols], upper triangle until Mean
+	Max   []float32 // [Cols], largest magnitudes
 
 	solver     *linalg.Solver
 	transposed []float32
@@ -23,7 +24,7 @@ type Gram struct {
 
 // NewGram returns an empty one.
 func NewGram(s *linalg.Solver, cols int) *Gram {
-	return &Gram{Cols: cols, Sum: make([]float32, cols*cols), solver: s}
+	return &Gram{Cols: cols, Sum: make([]float32, cols*cols), Max: make([]float32, cols), solver: s}
 }
 
 // gramTokens is how many inputs are summed up in one go: see linalg.Solver.AddGram on the precision.
@@ -59,6 +60,11 @@ func (g *Gram) add(x []float32, n int) error {
 			}
 		}
 	})
+	for c := range g.Cols {
+		for _, v := range t[c*n : (c+1)*n] {
+			g.Max[c] = max(g.Max[c], v, -v)
+		}
+	}
 	g.solver.AddGram(g.Sum, g.Cols, t, n)
 	g.Count += n
 	return nil

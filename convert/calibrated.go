@@ -38,8 +38,10 @@ type calibrated struct {
 	states    *calibrate.States
 	length    int // tokens of a sequence
 	decisions map[string]Decision
-	done      int64 // weights
-	total     int64
+	// factors are what the columns of a matrix are multiplied by, since its input was divided by them.
+	factors map[string][]float32
+	done    int64 // weights
+	total   int64
 }
 
 // calibrate quantizes what needs the text, and leaves the rest to tensors.
@@ -52,7 +54,7 @@ func (q *quantization) calibrate(ctx context.Context) (err error) {
 	if len(cal.Sequences) == 0 || len(cal.Sequences[0]) == 0 {
 		return fmt.Errorf("calibration: %w", calibrate.ErrNoData)
 	}
-	c := &calibrated{quantization: q, length: len(cal.Sequences[0]), decisions: make(map[string]Decision)}
+	c := &calibrated{quantization: q, length: len(cal.Sequences[0]), decisions: make(map[string]Decision), factors: make(map[string][]float32)}
 	if c.engine, err = llama.New(q.model, llama.Options{Threads: q.options.Threads, KV: llama.KVF32}); err != nil {
 		return err
 	}
@@ -154,6 +156,9 @@ func (c *calibrated) advance(ctx context.Context, layer int) error {
 
 // group quantizes the linear layers that share an input.
 func (c *calibrated) group(ctx context.Context, layer int, names []string) error {
+	if err := c.fold(ctx, layer, names); err != nil {
+		return err
+	}
 	var open []Decision
 	for _, name := range names {
 		d := c.decisions[name]
@@ -171,13 +176,26 @@ func (c *calibrated) group(ctx context.Context, layer int, names []string) error
 	if len(open) == 0 {
 		return nil
 	}
-	gram := calibrate.NewGram(c.solver, open[0].Tensor.Cols())
+	gram, ranges, err := c.collect(ctx, layer, open[0].Tensor.Cols(), names[0], static(open))
+	if err != nil {
+		return err
+	}
+	in, err := quant.NewInputs(c.solver, gram.Mean(), gram.Cols, c.plan.Recipe.inputs())
+	if err != nil {
+		return fmt.Errorf("inputs of %q: %w", names[0], err)
+	}
+	return c.matrices(ctx, open, in, c.limit(ranges))
+}
+
+// collect runs the sequences through a block up to the layer of that name, which shares its input with others, and gathers its inputs.
+func (c *calibrated) collect(ctx context.Context, layer, cols int, first string, withRanges bool) (*calibrate.Gram, *calibrate.Histogram, error) {
+	gram := calibrate.NewGram(c.solver, cols)
 	var ranges *calibrate.Histogram
-	if static(open) {
+	if withRanges {
 		ranges = calibrate.NewHistogram()
 	}
 	tap := func(name string, x []float32, tokens, _ int) error {
-		if name != names[0] {
+		if name != first {
 			return nil
 		}
 		if err := gram.Add(x, tokens); err != nil {
@@ -190,24 +208,20 @@ func (c *calibrated) group(ctx context.Context, layer int, names []string) error
 	}
 	for i := range c.options.Calibration.Sequences {
 		if err := ctx.Err(); err != nil {
-			return err
+			return nil, nil, err
 		}
 		x, err := c.states.Get(i)
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
 		if err := c.blocks.Run(layer, x, c.length, tap); !errors.Is(err, errSeen) {
 			if err == nil {
-				err = fmt.Errorf("the inputs of %q were not seen", names[0])
+				err = fmt.Errorf("the inputs of %q were not seen", first)
 			}
-			return err
+			return nil, nil, err
 		}
 	}
-	in, err := quant.NewInputs(c.solver, gram.Mean(), gram.Cols, c.plan.Recipe.inputs())
-	if err != nil {
-		return fmt.Errorf("inputs of %q: %w", names[0], err)
-	}
-	return c.matrices(ctx, open, in, c.limit(ranges))
+	return gram, ranges, nil
 }
 
 // static reports whether one of the tensors is to have a range of activations.
@@ -247,6 +261,13 @@ func (c *calibrated) matrix(d Decision, in *quant.Inputs, limit float32) error {
 	if err := t.ReadAll(w); err != nil {
 		return err
 	}
+	it := packing(c.solver.Kernels(), t, *d.Scheme, c.plan.Recipe.Rule)
+	source := sourceDigest(&it, w)
+	if factors := c.factors[t.Name]; factors != nil {
+		for i := range w {
+			w[i] *= factors[i%cols]
+		}
+	}
 	options := c.plan.Recipe.matrix(*d.Scheme)
 	options.Range = limit
 	result, err := quant.Matrix(c.solver, w, rows, cols, in, options)
@@ -257,8 +278,7 @@ func (c *calibrated) matrix(d Decision, in *quant.Inputs, limit float32) error {
 	if _, err := c.work.data.WriteAt(result.Matrix.Data, place.Offset); err != nil {
 		return err
 	}
-	it := packing(c.solver.Kernels(), t, *d.Scheme, c.plan.Recipe.Rule)
-	o := outcome{digest: packed.Sum(result.Matrix.Data), source: sourceDigest(&it, w), calibration: &CalibrationFigures{
+	o := outcome{digest: packed.Sum(result.Matrix.Data), source: source, calibration: &CalibrationFigures{
 		Error: result.Error, Damping: in.Damping, DampingRaised: in.Raised, DeadInputs: in.Dead, Range: limit,
 	}}
 	if err := c.work.finish(t.Name, o); err != nil {

@@ -26,6 +26,7 @@ type calibrationOptions struct {
 	damping          float64
 	inOrder          bool
 	ranges           string
+	scaling          string
 	maxMemory        int64
 
 	targetBits float64
@@ -41,6 +42,7 @@ func (o *calibrationOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.method, "method", "gptq", "how codes are chosen with calibration: gptq, or rtn")
 	f.IntVar(&o.refine, "refine", 3, "rounds of coordinate descent on the error of a layer's output")
 	f.Float64Var(&o.damping, "damping", quant.DefaultDamping, "of the Hessian, as a share of its mean diagonal")
+	f.StringVar(&o.scaling, "scaling", "none", "of the channels that norms give to linear layers: none, awq, or smoothquant (for schemes ending in -s8)")
 	f.StringVar(&o.ranges, "activation-range", string(calibrate.MSE), "rule for static ranges of activations (schemes ending in -s8): minmax, percentile, mse, entropy")
 	f.Float64Var(&o.targetBits, "target-bpw", 0, "mixed precision: a scheme for each tensor, so that all together take so many bits per weight")
 	f.StringVar(&o.targetSize, "target-size", "", "the same by size of the tensors: 3.9GB, 700MiB")
@@ -86,6 +88,9 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 	}
 	ranges, err := calibrate.ParseRangeRule(o.ranges)
 	if err != nil {
+		return usageError{err}
+	}
+	if r.Scaling, err = quant.ParseScaling(o.scaling); err != nil {
 		return usageError{err}
 	}
 	if hasStatic(r) {

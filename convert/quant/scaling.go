@@ -1,0 +1,152 @@
+package quant
+
+import (
+	"fmt"
+	"math"
+
+	"qtool/formats/packed"
+	"qtool/runtime/linalg"
+)
+
+// Scaling says how the channels of a layer's input are scaled before its weights are quantized, by factors that the layer before takes
+// in and that the weights make up for.
+type Scaling string
+
+const (
+	// NoScaling leaves channels as they are.
+	NoScaling Scaling = ""
+	// AWQ makes the weights of channels with large inputs larger, by a power of the inputs that is searched for least error of the output: Lin,
+	// Tang, Tang et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", 2024.
+	AWQ Scaling = "awq"
+	// SmoothQuant shares the range of inputs out between inputs and weights, for static ranges of activations: Xiao, Lin, Seznec et al.,
+	// "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models", 2023.
+	SmoothQuant Scaling = "smoothquant"
+)
+
+// ParseScaling reads the name of a scaling; "none" is NoScaling.
+func ParseScaling(name string) (Scaling, error) {
+	switch s := Scaling(name); s {
+	case AWQ, SmoothQuant:
+		return s, nil
+	case "none", NoScaling:
+		return NoScaling, nil
+	}
+	return "", fmt.Errorf("scaling %q is unknown: expected none, %q or %q", name, AWQ, SmoothQuant)
+}
+
+// Weights is a matrix, [Rows][N], with the scheme that it is to get.
+type Weights struct {
+	W      []float32
+	Rows   int
+	Scheme packed.Scheme
+}
+
+// awqSteps is how many powers from 0 to 1 are tried, awqRows how many rows of a matrix at most.
+const (
+	awqSteps = 20
+	awqRows  = 64
+)
+
+// AWQFactors gives the factor of each of n channels for matrices that share their input, of which h is the mean of x xᵀ, [n][n]. Factors are
+// powers of the channels' root mean squares, and 1 for all is one of the trials: so by the measure of the search, the error of outputs
+// under plain rounding, the result is never worse than none.
+func AWQFactors(s *linalg.Solver, h []float32, n int, matrices []Weights) ([]float32, error) {
+	losses, failures := make([]float64, awqSteps+1), make([]error, awqSteps+1)
+	s.Run(awqSteps+1, func(i int, scratch *linalg.Scratch) {
+		factors := powers(h, n, float64(i)/awqSteps)
+		for _, m := range matrices {
+			l, err := roundingLoss(s, scratch, h, n, m, factors)
+			if err != nil {
+				failures[i] = err
+				return
+			}
+			losses[i] += l
+		}
+	})
+	best := 0
+	for i, err := range failures {
+		if err != nil {
+			return nil, err
+		}
+		if losses[i] < losses[best] {
+			best = i
+		}
+	}
+	return powers(h, n, float64(best)/awqSteps), nil
+}
+
+// powers are the channels' root mean squares to a power, by their geometric mean.
+func powers(h []float32, n int, power float64) []float32 {
+	logs := make([]float64, n)
+	var mean float64
+	floor := 0.0
+	for i := range n {
+		floor = max(floor, float64(h[i*n+i]))
+	}
+	for i := range n {
+		logs[i] = 0.5 * power * math.Log(max(float64(h[i*n+i]), 1e-8*floor, 1e-30))
+		mean += logs[i] / float64(n)
+	}
+	out := make([]float32, n)
+	for i, l := range logs {
+		out[i] = float32(math.Exp(l - mean))
+	}
+	return out
+}
+
+// roundingLoss is the squared error of some rows' outputs when the weights are scaled, rounded to nearest and scaled back.
+func roundingLoss(s *linalg.Solver, scratch *linalg.Scratch, h []float32, n int, m Weights, factors []float32) (float64, error) {
+	q := New(s.Kernels(), m.Scheme, AbsMax)
+	book := (*[16]int8)(nil)
+	if m.Scheme.Codebook {
+		book = initialBook(m.Scheme.Bits)
+	}
+	codes := packed.NewCodes(m.Scheme, n)
+	step := max(1, (m.Rows+awqRows-1)/awqRows)
+	var diff []float32
+	scaled, back := make([]float32, n), make([]float32, n)
+	for r := 0; r < m.Rows; r += step {
+		row := m.W[r*n : (r+1)*n]
+		for i, v := range row {
+			scaled[i] = v * factors[i]
+		}
+		if err := q.Row(codes, scaled, nil); err != nil {
+			return 0, &RowError{Row: r, Err: err}
+		}
+		m.Scheme.Dequantize(back, codes, book)
+		for i, v := range row {
+			diff = append(diff, back[i]/factors[i]-v)
+		}
+	}
+	rows := len(diff) / n
+	product := make([]float32, rows*n)
+	scratch.Mul(s.Kernels(), product, n, diff, n, rows, h, n, n, n)
+	var loss float64
+	for i, v := range diff {
+		loss += float64(v) * float64(product[i])
+	}
+	return loss, nil
+}
+
+// SmoothFactors gives the factor of each of n channels: the largest input to the power alpha by the largest weight to the power 1 − alpha,
+// scaled to a geometric mean of 1.
+func SmoothFactors(inputs []float32, alpha float64, matrices []Weights) []float32 {
+	n := len(inputs)
+	weights := make([]float32, n)
+	for _, m := range matrices {
+		for i, v := range m.W {
+			weights[i%n] = max(weights[i%n], v, -v)
+		}
+	}
+	logs := make([]float64, n)
+	var mean float64
+	for i := range n {
+		logs[i] = alpha*math.Log(max(float64(inputs[i]), 1e-5)) - (1-alpha)*math.Log(max(float64(weights[i]), 1e-5))
+		mean += logs[i] / float64(n)
+	}
+	out := make([]float32, n)
+	for i, l := range logs {
+		out[i] = float32(math.Exp(l - mean))
+	}
+	return out
+}
