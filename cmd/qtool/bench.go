@@ -16,6 +16,7 @@ import (
 func newBench() *cobra.Command {
 	var o bench.Options
 	var kv string
+	var place placement
 	var asJSON, quiet bool
 	cmd := &cobra.Command{
 		Use:   "bench MODEL",
@@ -40,6 +41,9 @@ several sequences are generated together, and the tokens of all of them count.`,
 					return usagef("--%s: expected numbers of at least %d", list.flag, list.least)
 				}
 			}
+			if o.CPUs, o.NUMA, err = place.parse(cmd); err != nil {
+				return err
+			}
 			if o.KV, err = llama.ParseKVType(kv); err != nil {
 				return usagef("--kv: %w", err)
 			}
@@ -60,7 +64,8 @@ several sequences are generated together, and the tokens of all of them count.`,
 		},
 	}
 	f := cmd.Flags()
-	f.IntSliceVarP(&o.Threads, "threads", "t", nil, "numbers of threads to measure with (default: one for each usable CPU)")
+	f.IntSliceVarP(&o.Threads, "threads", "t", nil, "numbers of threads to measure with (default: one for each core that may be used)")
+	addPlacement(cmd, &place)
 	f.IntVar(&o.Prefill, "prefill", 128, "tokens of the prompt; 0: none")
 	f.IntVar(&o.Decode, "decode", 32, "tokens to generate; 0: none")
 	f.IntSliceVar(&o.Depth, "depth", []int{0}, "tokens in the context before generating; several to measure with each")

@@ -19,6 +19,7 @@ type evalOptions struct {
 	stride    int
 	maxTokens int
 	threads   int
+	placement placement
 	kv        string
 
 	maxPPL, minTop1 string
@@ -33,7 +34,8 @@ func (o *evalOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.rule, "rule", string(eval.RuleLlamaCpp), "perplexity rule: llama.cpp (second half of each window) or sliding (Hugging Face's)")
 	f.IntVar(&o.stride, "stride", 0, "tokens between windows of the sliding rule (default: half a window)")
 	f.IntVar(&o.maxTokens, "max-tokens", 0, "use only so many tokens of the text (0: all)")
-	f.IntVarP(&o.threads, "threads", "t", 0, "threads (0: one for each usable CPU)")
+	f.IntVarP(&o.threads, "threads", "t", 0, "threads (0: as many as can work at once)")
+	o.placement.numa = numaAuto // where a command has no flag for it
 	addKV(cmd, &o.kv)
 	f.StringVar(&o.maxPPL, "max-ppl-increase", "", "gate: largest increase of perplexity over the baseline, such as 1% or 0.01")
 	f.Float64Var(&o.maxKLD, "max-kld", 0, "gate: largest mean KL divergence from the baseline, nats")
@@ -56,10 +58,13 @@ func (o *evalOptions) request(cmd *cobra.Command) (eval.Request, error) {
 	if err := r.Rule.WithDefaults(eval.DefaultContext).Validate(); err != nil {
 		return r, usageError{err}
 	}
+	var err error
+	if r.CPUs, r.NUMA, err = o.placement.parse(cmd); err != nil {
+		return r, err
+	}
 	if o.threads < 0 || o.maxTokens < 0 || o.context < 0 || o.stride < 0 {
 		return r, usagef("--threads, --max-tokens, --context and --stride must not be negative")
 	}
-	var err error
 	if r.KV, err = llama.ParseKVType(o.kv); err != nil {
 		return r, usagef("--kv: %w", err)
 	}
@@ -132,6 +137,7 @@ when they are not met; they need --baseline.`,
 		},
 	}
 	o.addFlags(cmd)
+	addPlacement(cmd, &o.placement)
 	cmd.Flags().StringVar(&baseline, "baseline", "", "model to compare with, normally the source")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "no progress")

@@ -21,6 +21,7 @@ type runOptions struct {
 	max        int
 	context    int
 	threads    int
+	placement  placement
 	kv         string
 	sampling   llama.Sampling
 	raw, stats bool
@@ -45,7 +46,8 @@ seed.`,
 	f.StringVar(&o.promptFile, "prompt-file", "", "file with the text to continue, - for standard input")
 	f.IntVarP(&o.max, "tokens", "n", 256, "tokens to generate at most")
 	f.IntVarP(&o.context, "context", "c", 0, "tokens of prompt and continuation at most (0: what the model was made for, at most 4096)")
-	f.IntVarP(&o.threads, "threads", "t", 0, "threads (0: one for each usable CPU)")
+	f.IntVarP(&o.threads, "threads", "t", 0, "threads (0: one for each core that may be used)")
+	addPlacement(cmd, &o.placement)
 	addKV(cmd, &o.kv)
 	f.Float64Var(&o.sampling.Temperature, "temperature", 0, "0 takes the most probable token, 1 draws by the model's probabilities")
 	f.Float64Var(&o.sampling.TopP, "top-p", 1, "draw from the most probable tokens that together have this share")
@@ -78,6 +80,10 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 	if err != nil {
 		return usagef("--kv: %w", err)
 	}
+	cpus, nodes, err := o.placement.parse(cmd)
+	if err != nil {
+		return err
+	}
 	text, err := o.text()
 	if err != nil {
 		return err
@@ -99,7 +105,7 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 	if err != nil {
 		return err
 	}
-	engine, err := llama.New(m, llama.Options{Threads: o.threads, KV: kv})
+	engine, err := llama.New(m, llama.Options{Threads: o.threads, CPUs: cpus, NUMA: nodes, KV: kv})
 	if err != nil {
 		return err
 	}
@@ -145,8 +151,8 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 		return err
 	}
 	if o.stats && n > 1 {
-		fmt.Fprintf(os.Stderr, "prompt: %d tokens, %.1f a second; generated: %d tokens, %.1f a second (%s kernels, %d threads)\n",
-			len(prompt), float64(len(prompt))/first.Sub(start).Seconds(), n, float64(n-1)/time.Since(first).Seconds(), engine.CPU(), engine.Threads())
+		fmt.Fprintf(os.Stderr, "prompt: %d tokens, %.1f a second; generated: %d tokens, %.1f a second (%s kernels, %d threads, NUMA %s)\n",
+			len(prompt), float64(len(prompt))/first.Sub(start).Seconds(), n, float64(n-1)/time.Since(first).Seconds(), engine.CPU(), engine.Threads(), engine.NUMA())
 	}
 	return nil
 }

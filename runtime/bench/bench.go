@@ -7,18 +7,23 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"qtool/formats/checkpoint"
 	"qtool/runtime/kernel"
 	"qtool/runtime/llama"
+	"qtool/runtime/numa"
 	"qtool/runtime/pool"
 )
 
 // Options of a measurement.
 type Options struct {
 	Model   string
-	Threads []int        // counts to measure with; empty: one a usable CPU
+	Threads []int    // counts to measure with; empty: the engine's default
+	CPUs    numa.Set // see llama.Options, as the next
+	NUMA    numa.Selection
 	Prefill int          // tokens of the prompt; 0 for none
 	Decode  int          // tokens to generate; 0 for none
 	Depth   []int        // tokens in the context before generating; empty: none
@@ -35,7 +40,7 @@ type Report struct {
 	SizeBytes int64              `json:"size_bytes"`
 	CPU       string             `json:"cpu"`
 	Threads   []int              `json:"threads"`
-	NUMA      string             `json:"numa"`
+	NUMA      string             `json:"numa"`           // where threads ran, of each count of them
 	KV        string             `json:"kv"`             // type of keys and values
 	Bandwidth map[string]float64 `json:"bandwidth_gbps"` // read by that many threads
 	Runs      []Run              `json:"runs"`
@@ -48,6 +53,7 @@ type Run struct {
 	Context  int     `json:"context"` // tokens before
 	Batch    int     `json:"batch"`   // sequences
 	Threads  int     `json:"threads"`
+	NUMA     string  `json:"numa"`
 	PerSec   float64 `json:"tokens_per_s"` // of all sequences together
 	StdDev   float64 `json:"stddev"`
 	BusShare float64 `json:"bandwidth_share"` // of the weights read a second in the bandwidth; decode only
@@ -61,7 +67,7 @@ func Measure(ctx context.Context, o Options) (report *Report, err error) {
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
 	if len(o.Threads) == 0 {
-		o.Threads = []int{pool.Available()}
+		o.Threads = []int{0}
 	}
 	if len(o.Depth) == 0 {
 		o.Depth = []int{0}
@@ -69,38 +75,51 @@ func Measure(ctx context.Context, o Options) (report *Report, err error) {
 	if len(o.Batch) == 0 {
 		o.Batch = []int{1}
 	}
-	report = &Report{Model: o.Model, Threads: o.Threads, Bandwidth: make(map[string]float64)}
+	report = &Report{Model: o.Model, Bandwidth: make(map[string]float64)}
+	var places []string
 	report.SizeBytes, _ = m.Size()
 	for _, threads := range o.Threads {
+		p, err := pool.Place(numa.Options{Threads: threads, CPUs: o.CPUs, NUMA: o.NUMA})
+		if err != nil {
+			return nil, err
+		}
+		threads = p.Threads()
 		say := func(what string) {
 			if o.Progress != nil {
 				o.Progress(fmt.Sprintf("%s, %d threads", what, threads))
 			}
 		}
 		say("bandwidth")
-		bandwidth, err := Bandwidth(threads)
+		bandwidth, err := Bandwidth(p)
+		p.Close()
 		if err != nil {
 			return nil, err
 		}
+		report.Threads = append(report.Threads, threads)
 		report.Bandwidth[fmt.Sprint(threads)] = bandwidth / 1e9
-		e, err := llama.New(m, llama.Options{Threads: threads, KV: o.KV})
+		e, err := llama.New(m, llama.Options{Threads: threads, CPUs: o.CPUs, NUMA: o.NUMA, KV: o.KV})
 		if err != nil {
 			return nil, err
 		}
-		report.CPU, report.NUMA, report.KV = e.CPU(), e.NUMA(), string(e.KV())
+		report.CPU, report.KV = e.CPU(), string(e.KV())
+		place := e.NUMA()
+		if !slices.Contains(places, place) {
+			places = append(places, place)
+		}
 		runs, err := measure(ctx, e, o, say)
 		e.Close()
 		if err != nil {
 			return nil, err
 		}
 		for i := range runs {
-			runs[i].Threads = threads
+			runs[i].Threads, runs[i].NUMA = threads, place
 			if runs[i].Kind == "decode" {
 				runs[i].BusShare = runs[i].PerSec / float64(runs[i].Batch) * float64(perToken(m)) / bandwidth
 			}
 		}
 		report.Runs = append(report.Runs, runs...)
 	}
+	report.NUMA = strings.Join(places, "; ")
 	return report, nil
 }
 
@@ -223,14 +242,13 @@ func repeat(ctx context.Context, times, tokens int, run func() error, prepare ..
 // bandwidthBytes is more than the caches of any machine of today, for each thread.
 const bandwidthBytes = 256 << 20
 
-// Bandwidth is the bytes a second that so many threads read from memory together, the best of five passes.
-func Bandwidth(threads int) (float64, error) {
+// Bandwidth is the bytes a second that the threads of a pool read from memory together, the best of five passes.
+func Bandwidth(p *pool.Pool) (float64, error) {
 	set, err := kernel.Best()
 	if err != nil {
 		return 0, err
 	}
-	p := pool.New(threads)
-	defer p.Close()
+	threads := p.Threads()
 	data := make([]float32, threads*bandwidthBytes/4)
 	const piece = 1 << 16 // elements: what one call reads
 	pieces := len(data) / piece

@@ -30,6 +30,7 @@ func TestMeasure(t *testing.T) {
 		require.Equal(t, []int{0, 7, 7, 70, 70}[i%5], run.Context)
 		require.Equal(t, []int{1, 1, 3, 1, 3}[i%5], run.Batch)
 		require.Equal(t, 1+i/5, run.Threads)
+		require.Equal(t, "off", run.NUMA)
 		require.Positive(t, run.PerSec)
 		require.GreaterOrEqual(t, run.StdDev, 0.0)
 		if run.Kind == "decode" {
@@ -37,6 +38,8 @@ func TestMeasure(t *testing.T) {
 		}
 	}
 	require.Positive(t, r.Bandwidth["1"])
+	require.Equal(t, []int{1, 2}, r.Threads)
+	require.Equal(t, "off", r.NUMA)
 	require.Equal(t, int64(825408), r.SizeBytes)
 
 	stopped, cancel := context.WithCancel(t.Context())

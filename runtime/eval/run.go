@@ -9,6 +9,7 @@ import (
 
 	"qtool/formats/checkpoint"
 	"qtool/runtime/llama"
+	"qtool/runtime/numa"
 	"qtool/runtime/tokenizer"
 )
 
@@ -19,7 +20,9 @@ type Request struct {
 	Data     string // path of the text; empty for the one that came with a model, or the built-in one
 	// Rule; a context of 0 stands for DefaultContext, or what the model was made for where that is less.
 	Rule    Rule
-	Threads int
+	Threads int // see llama.Options, as the next two
+	CPUs    numa.Set
+	NUMA    numa.Selection
 	// KV is how the model's keys and values are kept; empty for llama.KVF32. The baseline's are always llama.KVF32.
 	KV llama.KVType
 	// MaxTokens limits the text to that many tokens; 0 for all of it.
@@ -32,7 +35,7 @@ type Request struct {
 // tells.
 func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 	start := time.Now()
-	model, err := load(r.Model, llama.Options{Threads: r.Threads, KV: r.KV})
+	model, err := load(r.Model, llama.Options{Threads: r.Threads, CPUs: r.CPUs, NUMA: r.NUMA, KV: r.KV})
 	if err != nil {
 		return nil, false, err
 	}
@@ -46,7 +49,7 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 	var baseline Session
 	dirs := []string{folder(r.Model)}
 	if r.Baseline != "" {
-		base, err := load(r.Baseline, llama.Options{Threads: r.Threads})
+		base, err := load(r.Baseline, llama.Options{Threads: r.Threads, CPUs: r.CPUs, NUMA: r.NUMA})
 		if err != nil {
 			return nil, false, fmt.Errorf("baseline: %w", err)
 		}

@@ -10,6 +10,7 @@ import (
 	"qtool/formats/checkpoint"
 	"qtool/formats/packed"
 	"qtool/runtime/kernel"
+	"qtool/runtime/numa"
 	"qtool/runtime/pool"
 )
 
@@ -23,8 +24,10 @@ var (
 
 // Options of an engine.
 type Options struct {
-	Threads int    // 0: one a usable CPU
-	KV      KVType // how sessions keep keys and values; empty: KVF32
+	Threads int            // 0: one a usable CPU, or a core where NUMA is not off
+	CPUs    numa.Set       // bind a thread to each of these; empty: as NUMA says
+	NUMA    numa.Selection // where threads run; the zero value leaves that to the system
+	KV      KVType         // how sessions keep keys and values; empty: KVF32
 }
 
 // Engine holds a model ready to run. Several sessions may use it, one at a time.
@@ -44,6 +47,8 @@ type Engine struct {
 	head            linear
 
 	scratch []workerScratch
+	work    work
+	doWork  func()            // what the pool calls for it
 	joint   *Session          // what works for those of a Step
 	rows    checkpoint.Reader // of the embedding
 }
@@ -102,8 +107,9 @@ func New(m *checkpoint.Model, o Options) (*Engine, error) {
 	if load.err != nil {
 		return nil, load.err
 	}
-	e.pool = pool.New(o.Threads)
-	e.scratch = make([]workerScratch, e.pool.Threads())
+	if err := e.start(o); err != nil {
+		return nil, err
+	}
 	return e, nil
 }
 
@@ -129,7 +135,7 @@ func (e *Engine) CPU() string { return e.kernels.Name }
 func (e *Engine) KV() KVType { return e.kv }
 
 // NUMA says how threads and weights are placed.
-func (e *Engine) NUMA() string { return "off" }
+func (e *Engine) NUMA() string { return e.pool.Placement().String() }
 
 // loader collects tensors and keeps the first error.
 type loader struct {

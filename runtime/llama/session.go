@@ -5,7 +5,6 @@ import (
 	"math"
 	"sync/atomic"
 
-	"qtool/formats/mapped"
 	"qtool/runtime/kernel"
 )
 
@@ -86,7 +85,7 @@ func (s *Session) Forward(tokens []int32, from int, visit func(i int, logits []f
 	if err := s.check(tokens); err != nil {
 		return err
 	}
-	return mapped.Guard(func() error { return s.forward(tokens, from, visit) })
+	return s.engine.run(work{session: s, tokens: tokens, from: from, visit: visit})
 }
 
 // check looks whether tokens can be appended.

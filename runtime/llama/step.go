@@ -3,8 +3,6 @@ package llama
 import (
 	"errors"
 	"fmt"
-
-	"qtool/formats/mapped"
 )
 
 // ErrSessions means sessions that cannot be advanced together.
@@ -24,7 +22,7 @@ func (e *Engine) Step(sessions []*Session, tokens []int32, visit func(i int, log
 	if len(sessions) == 0 {
 		return nil
 	}
-	return mapped.Guard(func() error { return e.step(sessions, tokens, visit) })
+	return e.run(work{sessions: sessions, tokens: tokens, visit: visit})
 }
 
 // checkStep looks for what would keep a step from ending well.

@@ -116,7 +116,7 @@ func BenchmarkDecode(b *testing.B) {
 	defer func() { require.NoError(b, m.Close()) }()
 	for _, kv := range []llama.KVType{llama.KVF32, llama.KVF16, llama.KVI8} {
 		b.Run(string(kv), func(b *testing.B) {
-			decode, closed := decoding(b, m, kv)
+			decode, closed := decoding(b, m, llama.Options{Threads: 2, KV: kv})
 			defer closed()
 			b.ReportAllocs()
 			for b.Loop() {
@@ -127,8 +127,8 @@ func BenchmarkDecode(b *testing.B) {
 }
 
 // decoding gives a function that generates a token in a sequence of 1000 … 1999, by Forward and by Step in turn.
-func decoding(tb testing.TB, m *checkpoint.Model, kv llama.KVType) (decode, closed func()) {
-	e, err := llama.New(m, llama.Options{Threads: 2, KV: kv})
+func decoding(tb testing.TB, m *checkpoint.Model, o llama.Options) (decode, closed func()) {
+	e, err := llama.New(m, o)
 	require.NoError(tb, err)
 	const least, most = 1000, 2000
 	s := e.NewSession(most)
@@ -162,7 +162,9 @@ func TestDecodeAllocatesNothing(t *testing.T) {
 	m, err := checkpoint.Open(testdata.Path("grammar-lm"))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, m.Close()) }()
-	decode, closed := decoding(t, m, llama.KVF16)
-	defer closed()
-	require.Zero(t, testing.AllocsPerRun(200, decode))
+	for _, o := range []llama.Options{{Threads: 2, KV: llama.KVF16}, placed(t)} {
+		decode, closed := decoding(t, m, o)
+		defer closed()
+		require.Zero(t, testing.AllocsPerRun(200, decode))
+	}
 }

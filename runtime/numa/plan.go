@@ -100,7 +100,7 @@ func (m *Machine) Plan(o Options) (*Plan, error) {
 	explicit := len(o.CPUs) > 0 || len(o.NUMA.Nodes) > 0
 	switch {
 	case explicit && threads > len(usable):
-		return nil, fmt.Errorf("%d threads for %d CPUs (%s)", threads, len(usable), usable)
+		return nil, fmt.Errorf("%s for %s (%s)", count(threads, "thread"), count(len(usable), "CPU"), usable)
 	case o.NUMA.Off() && len(o.CPUs) == 0:
 		return floating(threads, "off"), nil
 	case threads > len(usable):
