@@ -96,6 +96,9 @@ func fitBook(k *kernel.Set, t *checkpoint.Tensor, s packed.Scheme, rule quant.Ru
 	}
 	book, err := quant.FitBook(k, s, rule, w, len(rows), cols)
 	if err != nil {
+		if bad := (*quant.RowError)(nil); errors.As(err, &bad) {
+			err = &quant.RowError{Row: rows[bad.Row], Err: bad.Err}
+		}
 		return nil, fmt.Errorf("tensor %q: fit its codebook: %w", t.Name, err)
 	}
 	return book, nil

@@ -215,7 +215,7 @@ func TestValuesThatCannotBe(t *testing.T) {
 		clamp  bool
 		want   error
 	}{
-		{"NaN", nan, "w4g32", false, quant.ErrNotFinite}, {"Inf", inf, "w8", false, quant.ErrNotFinite}, {"-Inf", -inf, "w4g32a", false, quant.ErrNotFinite},
+		{"NaN", nan, "w4g32", false, quant.ErrNotFinite}, {"Inf", inf, "w8", false, quant.ErrNotFinite}, {"-Inf", -inf, "w4g32a", false, quant.ErrNotFinite}, {"NaN under a codebook", nan, "w4g32nl", false, quant.ErrNotFinite},
 		{"1e6 in f16", 1e6, "f16", false, convert.ErrOverflow}, {"1e6 in f16, clamped", 1e6, "f16", true, nil},
 		{"1e38", 1e38, "w8", false, quant.ErrScaleRange}, {"subnormal", 1e-40, "w4g32", false, nil}, {"-0", float32(math.Copysign(0, -1)), "w8", false, nil},
 	} {

@@ -79,7 +79,7 @@ const (
 	bookRounds  = 12
 )
 
-// FitBook fits a codebook to some rows of a matrix, w[rows][cols], that stand for all of them.
+// FitBook fits a codebook to some rows of a matrix, w[rows][cols], that stand for all of them. The error is a RowError of w.
 func FitBook(k *kernel.Set, s packed.Scheme, r Rule, w []float32, rows, cols int) (*[16]int8, error) {
 	return New(k, s, r).fitBook(w, rows, cols, nil)
 }
@@ -107,7 +107,7 @@ func (q *Quantizer) fitBook(w []float32, rows, cols int, importance []float32) (
 		for r := 0; r < rows; r += step {
 			row := w[r*cols : (r+1)*cols]
 			if err := q.Row(c, row, importance); err != nil {
-				return nil, err
+				return nil, &RowError{Row: r, Err: err}
 			}
 			for g, at := 0, 0; at < cols; g, at = g+1, at+q.scheme.Group {
 				s := float64(q.scheme.Scale(c, g))
