@@ -11,6 +11,7 @@ import (
 
 	"qtool/calibrate"
 	"qtool/convert/quant"
+	"qtool/formats/checkpoint"
 	"qtool/formats/packed"
 	"qtool/runtime/kernel"
 	"qtool/runtime/linalg"
@@ -23,6 +24,27 @@ import (
 type Calibration struct {
 	Sequences [][]int32 // of equal length
 	MaxMemory int64     // for hidden states, in bytes, before they go to disk; 0: no limit
+}
+
+// check says what is wrong with the data for a model.
+func (c *Calibration) check(m *checkpoint.Model) error {
+	if c == nil {
+		return nil
+	}
+	if len(c.Sequences) == 0 || len(c.Sequences[0]) == 0 {
+		return fmt.Errorf("calibration: %w", calibrate.ErrNoData)
+	}
+	for i, s := range c.Sequences {
+		if len(s) != len(c.Sequences[0]) {
+			return fmt.Errorf("calibration: sequence %d has %d tokens, the first %d", i, len(s), len(c.Sequences[0]))
+		}
+		for _, t := range s {
+			if t < 0 || int(t) >= m.Config().Vocab {
+				return fmt.Errorf("calibration: sequence %d has token %d, the model embeds %d", i, t, m.Config().Vocab)
+			}
+		}
+	}
+	return nil
 }
 
 // errSeen ends a block once the inputs of the layers at hand have been seen.
@@ -51,9 +73,6 @@ func (q *quantization) calibrate(ctx context.Context) (err error) {
 		return err
 	}
 	cal := q.options.Calibration
-	if len(cal.Sequences) == 0 || len(cal.Sequences[0]) == 0 {
-		return fmt.Errorf("calibration: %w", calibrate.ErrNoData)
-	}
 	c := &calibrated{quantization: q, length: len(cal.Sequences[0]), decisions: make(map[string]Decision), factors: make(map[string][]float32)}
 	if c.engine, err = llama.New(q.model, llama.Options{Threads: q.options.Threads, KV: llama.KVF32}); err != nil {
 		return err

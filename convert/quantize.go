@@ -64,6 +64,9 @@ func Quantize(ctx context.Context, m *checkpoint.Model, p *Plan, o Options) (*Re
 	if err != nil {
 		return nil, err
 	}
+	if err := o.Calibration.check(m); err != nil {
+		return nil, err
+	}
 	q := &quantization{model: m, plan: p, options: o, result: &Result{Warnings: warnings}}
 	q.contents = packed.Contents{Files: files}
 	for _, d := range p.Decisions {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"qtool/calibrate"
+	"qtool/calibrate/corpus"
 	"qtool/convert"
 	"qtool/convert/quant"
 	"qtool/formats/checkpoint"
@@ -27,6 +27,8 @@ type calibrationOptions struct {
 	inOrder          bool
 	ranges           string
 	scaling          string
+	kind, field      string
+	memory           string
 	maxMemory        int64
 
 	targetBits float64
@@ -36,7 +38,10 @@ type calibrationOptions struct {
 
 func (o *calibrationOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.data, "calib", "", "text to calibrate on")
+	f.StringVar(&o.data, "calib", "", "data to calibrate on: a text, documents in JSON lines, or arrays of token ids in JSON lines")
+	f.StringVar(&o.kind, "calib-kind", "", "what the data are: text, jsonl or tokens (default: by the name and the first line)")
+	f.StringVar(&o.field, "calib-field", corpus.DefaultField, "field of a JSON line that holds the text or the tokens")
+	f.StringVar(&o.memory, "max-memory", "", "of hidden states, before they go to a temporary file beside the output: 8GB")
 	f.IntVar(&o.context, "calib-context", 512, "tokens of a calibration sequence")
 	f.IntVar(&o.samples, "calib-samples", 128, "calibration sequences at most")
 	f.StringVar(&o.method, "method", "gptq", "how codes are chosen with calibration: gptq, or rtn")
@@ -69,7 +74,17 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		if budget.Set() || len(o.schemes) > 0 {
 			return usagef("mixed precision needs text to measure on: give --calib")
 		}
+		for _, flag := range []string{
+			"calib-context", "calib-samples", "calib-kind", "calib-field", "max-memory", "method", "refine", "damping", "in-order", "scaling", "activation-range",
+		} {
+			if cmd.Flags().Changed(flag) {
+				return usagef("--%s says how calibration is used: give --calib", flag)
+			}
+		}
 		return nil
+	}
+	if !(o.damping > 0) || o.damping > 10 || o.refine < 0 || o.context < 2 || o.samples < 1 {
+		return usagef("expected a --damping above 0 and up to 10, --refine of 0 or more, --calib-context of 2 or more, --calib-samples of 1 or more")
 	}
 	for _, s := range o.schemes {
 		budget.Schemes = append(budget.Schemes, convert.Choice(s))
@@ -81,6 +96,13 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		r.Budget = &budget
 	} else if len(o.schemes) > 0 {
 		return usagef("--mix says what mixed precision chooses from: give --target-bpw, --target-size or --max-kld")
+	}
+	if o.memory != "" {
+		n, err := parseSize(o.memory)
+		if err != nil {
+			return usagef("--max-memory: %w", err)
+		}
+		o.maxMemory = n
 	}
 	m, err := quant.ParseMethod(o.method)
 	if err != nil {
@@ -102,13 +124,10 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 	return nil
 }
 
+// read reads the calibration data, and notes their digest in the recipe; nil where there are none.
 func (o *calibrationOptions) read(m *checkpoint.Model, r *convert.Recipe) (*convert.Calibration, error) {
 	if o.data == "" {
 		return nil, nil
-	}
-	text, err := os.ReadFile(o.data)
-	if err != nil {
-		return nil, err
 	}
 	d, err := m.Vocabulary()
 	if err != nil {
@@ -118,16 +137,14 @@ func (o *calibrationOptions) read(m *checkpoint.Model, r *convert.Recipe) (*conv
 	if err != nil {
 		return nil, err
 	}
-	ids := t.Encode(string(text), tokenizer.Options{AddSpecial: true})
-	c := &convert.Calibration{MaxMemory: o.maxMemory}
-	for at := 0; at+o.context <= len(ids) && len(c.Sequences) < o.samples; at += o.context {
-		w := append([]int32(nil), ids[at:at+o.context]...)
-		if t.AddsBOS() {
-			w[0] = t.BOS()
-		}
-		c.Sequences = append(c.Sequences, w)
+	s, err := corpus.Read(o.data, t, corpus.Options{
+		Kind: corpus.Kind(o.kind), Field: o.field, Context: o.context, MaxSequences: o.samples, Vocab: m.Config().Vocab,
+	})
+	if err != nil {
+		return nil, err
 	}
-	return c, nil
+	r.Calibration = s.Digest.String()
+	return &convert.Calibration{Sequences: s.Windows, MaxMemory: o.maxMemory}, nil
 }
 
 // hasStatic reports whether a scheme of the recipe has static ranges of activations.
