@@ -67,6 +67,13 @@ func Quantize(ctx context.Context, m *checkpoint.Model, p *Plan, o Options) (*Re
 	if err := o.Calibration.check(m); err != nil {
 		return nil, err
 	}
+	if o.Calibration != nil {
+		set, err := kernel.Best()
+		if err != nil {
+			return nil, err
+		}
+		p.Recipe.Kernels = set.Name
+	}
 	q := &quantization{model: m, plan: p, options: o, result: &Result{Warnings: warnings}}
 	q.contents = packed.Contents{Files: files}
 	for _, d := range p.Decisions {

@@ -90,8 +90,10 @@ type Recipe struct {
 	// Scaling of the inputs that come from norms.
 	Scaling quant.Scaling `json:"scaling,omitempty"`
 	// Ranges is the rule for the ranges of activations of schemes that have static ones.
-	Ranges      calibrate.RangeRule `json:"activation_ranges,omitempty"`
-	Calibration string              `json:"calibration,omitempty"` // digest of the data
+	Ranges calibrate.RangeRule `json:"activation_ranges,omitempty"`
+	// Kernels are the loops that calibration ran on: other levels round sums differently.
+	Kernels     string `json:"kernels,omitempty"`
+	Calibration string `json:"calibration,omitempty"` // digest of the data
 	// Budget, if it has a limit, chose Assigned.
 	Budget   *Budget             `json:"budget,omitempty"`
 	Assigned map[string]Assigned `json:"assigned,omitempty"` // by tensor; an override goes first

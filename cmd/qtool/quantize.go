@@ -71,18 +71,30 @@ func newQuantize() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "quantize MODEL",
 		Short: "Quantize a model into one packed file and measure what accuracy is left",
-		Long: `quantize reads a model tensor by tensor, writes a packed file (.qpk) with weights of
-4 or 8 bits, and then runs that file and the source on a text and prints the
-accuracy table. Nothing is calibrated: scales are searched for least squared
-error of the weights.
+		Long: `quantize reads a model tensor by tensor, writes a packed file (.qpk), and then runs
+that file and the source on a text and prints the accuracy table.
 
-Schemes: w8, w4 with groups of 32, 64, 128 or 256 weights, a for asymmetric:
-w4g32, w4g128a, w8g32. Embedding and head get 8 bits unless told otherwise,
-norms stay as they are.
+With --calib the model is run on a text block by block, and codes are chosen by
+what each layer computes from it (GPTQ, then coordinate descent), each block on
+what the quantized ones before it make of the text. --bits 4 then stands for
+w4g16nlk. Without, weights are rounded to nearest, scales searched for least
+squared error.
+
+Schemes: w3, w4, w8 with groups of 32, 64, 128 or 256 weights (w4g32), then a for
+asymmetric, nl for a codebook fitted to the tensor, k for 6-bit scales in groups
+of 16 or 32, -s8 for calibrated ranges of activations: w4g128a, w4g32nl, w4g16nlk,
+w8-s8. Embedding and head get 8 bits unless told otherwise, norms stay as they are.
+
+--target-bpw, --target-size, or --max-kld where no scheme is named, give each
+tensor a scheme of its own, by how much its quantization alone changes the
+predictions.
 
 A run that is stopped, even killed, is taken up where it was by the same command.
-The same source and flags give the same bytes.`,
+The same source, data and flags give the same bytes; with calibration, on the same
+level of instructions (QTOOL_CPU).`,
 		Example: `  qtool quantize --bits 4 llama-7b
+  qtool quantize --bits 4 --calib text.txt llama-7b
+  qtool quantize --target-bpw 4.25 --calib text.txt --data wiki.test.raw llama-7b
   qtool quantize --scheme w4g128 --head w4g32 llama-7b -o small.qpk --data wiki.test.raw
   qtool quantize --bits 4 --tensor 'model.layers.0.**=w8' --dry-run llama-7b
   qtool quantize --bits 4 llama-7b --max-ppl-increase 2% --json   # for a CI job: exit status 3 if not met`,
@@ -91,7 +103,7 @@ The same source and flags give the same bytes.`,
 	}
 	o.eval.addFlags(cmd)
 	f := cmd.Flags()
-	f.IntVar(&o.bits, "bits", 4, "bits of the linear layers' weights: 4 or 8")
+	f.IntVar(&o.bits, "bits", 4, "bits of the linear layers' weights: 3, 4 or 8")
 	f.IntVar(&o.group, "group", 0, "weights that share a scale: 32, 64, 128, 256 (default: 32 at 4 bits, 128 at 8)")
 	f.BoolVar(&o.asymmetric, "asymmetric", false, "a zero point for each group")
 	f.StringVar(&o.scheme, "scheme", "", "scheme of the linear layers, in place of --bits, --group, --asymmetric: w4g128a, w8, …")
@@ -110,6 +122,9 @@ The same source and flags give the same bytes.`,
 	return cmd
 }
 
+// calibratedDefault is the scheme of --bits 4 with calibration: of those up to 4.5 bits the one of least divergence.
+const calibratedDefault = "w4g16nlk"
+
 // recipe makes a recipe of the flags.
 func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
 	linear := packed.Scheme{Bits: o.bits, Group: o.group, Asym: o.asymmetric}
@@ -127,6 +142,8 @@ func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
 			}
 		}
 		name = o.scheme
+	} else if o.calibration.data != "" && o.bits == 4 && o.group == 0 && !o.asymmetric {
+		name = calibratedDefault
 	} else if err := linear.Validate(); err != nil {
 		return convert.Recipe{}, usageError{err}
 	}
