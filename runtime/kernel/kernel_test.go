@@ -342,3 +342,39 @@ func BenchmarkDense(b *testing.B) {
 		}
 	}
 }
+
+// TestQuantizeStatic: codes are the values by the range's 127th part, cut to it.
+func TestQuantizeStatic(t *testing.T) {
+	r := rand.New(rand.NewPCG(31, 32))
+	for _, set := range kernel.Available() {
+		for _, cols := range []int{1, 31, 32, 33, 100} {
+			x := randomVector(cols, r)
+			x[0] = 1e30
+			x[cols-1] = -50
+			var a kernel.Activations
+			a.Resize(2, cols)
+			for i := range a.Q {
+				a.Q[i] = 99
+			}
+			const limit = 2.5
+			set.QuantizeStatic(&a, 1, x, limit)
+			for i := range a.Blocks * packed.Block {
+				q := a.Q[a.Blocks*packed.Block+i]
+				if i >= cols {
+					require.Zero(t, q)
+					continue
+				}
+				want := min(max(float64(x[i]), -limit), limit)
+				require.InDelta(t, want, float64(q)*limit/127, 0.5001*limit/127)
+			}
+			for b := range a.Blocks {
+				sum := 0
+				for _, q := range a.Q[(a.Blocks+b)*packed.Block : (a.Blocks+b+1)*packed.Block] {
+					sum += int(q)
+				}
+				require.EqualValues(t, sum, a.Sum[a.Blocks+b])
+				require.InDelta(t, limit/127, a.Scale[a.Blocks+b], 1e-9)
+			}
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package convert
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestAssignAgainstEveryChoice holds the choice against all there are: it keeps the limit, and is no further from the best than the bound
+// says, and that bound lies below every choice.
+func TestAssignAgainstEveryChoice(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		tensors := make([][]option, 1+r.IntN(5))
+		least, most := int64(0), int64(0)
+		for i := range tensors {
+			var low, high int64 = math.MaxInt64, 0
+			for k := range 1 + r.IntN(4) {
+				o := option{bytes: int64(10*(k+1) + r.IntN(15)), divergence: r.Float64() / float64(k+1)}
+				tensors[i] = append(tensors[i], o)
+				low, high = min(low, o.bytes), max(high, o.bytes)
+			}
+			least, most = least+low, most+high
+		}
+		limit := least + r.Int64N(most-least+2)
+		best := every(tensors, func(bytes int64, divergence float64) float64 {
+			if bytes > limit {
+				return math.Inf(1)
+			}
+			return divergence
+		})
+		a, err := assign(tensors, limit, 0)
+		if math.IsInf(best, 1) {
+			require.ErrorIs(t, err, ErrBudget)
+			continue
+		}
+		require.NoError(t, err)
+		var bytes int64
+		var divergence float64
+		for i, pick := range a.picks {
+			bytes += tensors[i][pick].bytes
+			divergence += tensors[i][pick].divergence
+		}
+		require.Equal(t, bytes, a.bytes)
+		require.InDelta(t, divergence, a.divergence, 1e-9)
+		require.LessOrEqual(t, bytes, limit)
+		require.LessOrEqual(t, a.bound, best+1e-9)
+		require.GreaterOrEqual(t, a.divergence, best-1e-9)
+
+		// The other way round.
+		allowed := divergence * (0.9 + r.Float64())
+		fewest := every(tensors, func(bytes int64, divergence float64) float64 {
+			if divergence > allowed {
+				return math.Inf(1)
+			}
+			return float64(bytes)
+		})
+		b, err := assign(tensors, 0, allowed)
+		if math.IsInf(fewest, 1) {
+			require.ErrorIs(t, err, ErrBudget)
+			continue
+		}
+		require.NoError(t, err)
+		require.LessOrEqual(t, b.divergence, allowed+1e-12)
+		require.GreaterOrEqual(t, float64(b.bytes), fewest)
+		if b.bound > 0 {
+			require.LessOrEqual(t, b.bound, fewest+1e-6)
+		}
+	}
+}
+
+// every gives the least value of any choice.
+func every(tensors [][]option, value func(bytes int64, divergence float64) float64) float64 {
+	best := math.Inf(1)
+	var walk func(i int, bytes int64, divergence float64)
+	walk = func(i int, bytes int64, divergence float64) {
+		if i == len(tensors) {
+			best = min(best, value(bytes, divergence))
+			return
+		}
+		for _, o := range tensors[i] {
+			walk(i+1, bytes+o.bytes, divergence+o.divergence)
+		}
+	}
+	walk(0, 0, 0)
+	return best
+}
+
+func TestBudgetValidates(t *testing.T) {
+	for _, b := range []Budget{
+		{BitsPerWeight: 4, Bytes: 1}, {BitsPerWeight: -1}, {Divergence: math.NaN()}, {Bytes: 1, Schemes: []Choice{"f16"}}, {Bytes: 1, Schemes: []Choice{"w5"}},
+	} {
+		require.Error(t, b.Validate(), "%+v", b)
+	}
+	require.NoError(t, Budget{BitsPerWeight: 4.25, Schemes: DefaultSchemes()}.Validate())
+}
