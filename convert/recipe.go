@@ -93,6 +93,8 @@ type Recipe struct {
 	Ranges calibrate.RangeRule `json:"activation_ranges,omitempty"`
 	// Kernels are the loops that calibration ran on: other levels round sums differently.
 	Kernels     string `json:"kernels,omitempty"`
+	Context     int    `json:"context,omitempty"`     // tokens of a calibration sequence
+	Sequences   int    `json:"sequences,omitempty"`   // that were asked for
 	Calibration string `json:"calibration,omitempty"` // digest of the data
 	// Budget, if it has a limit, chose Assigned.
 	Budget   *Budget             `json:"budget,omitempty"`

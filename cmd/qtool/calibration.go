@@ -97,12 +97,8 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 	} else if len(o.schemes) > 0 {
 		return usagef("--mix says what mixed precision chooses from: give --target-bpw, --target-size or --max-kld")
 	}
-	if o.memory != "" {
-		n, err := parseSize(o.memory)
-		if err != nil {
-			return usagef("--max-memory: %w", err)
-		}
-		o.maxMemory = n
+	if err := o.setMemory(); err != nil {
+		return err
 	}
 	m, err := quant.ParseMethod(o.method)
 	if err != nil {
@@ -120,7 +116,21 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 	} else if cmd.Flags().Changed("activation-range") {
 		return usagef("--activation-range is for schemes that end in -s8")
 	}
+	r.Context, r.Sequences = o.context, o.samples
 	r.Method, r.Refine, r.Damping, r.InOrder = m, o.refine, o.damping, o.inOrder
+	return nil
+}
+
+// setMemory reads --max-memory.
+func (o *calibrationOptions) setMemory() error {
+	if o.memory == "" {
+		return nil
+	}
+	n, err := parseSize(o.memory)
+	if err != nil {
+		return usagef("--max-memory: %w", err)
+	}
+	o.maxMemory = n
 	return nil
 }
 
@@ -138,12 +148,16 @@ func (o *calibrationOptions) read(m *checkpoint.Model, r *convert.Recipe) (*conv
 		return nil, err
 	}
 	s, err := corpus.Read(o.data, t, corpus.Options{
-		Kind: corpus.Kind(o.kind), Field: o.field, Context: o.context, MaxSequences: o.samples, Vocab: m.Config().Vocab,
+		Kind: corpus.Kind(o.kind), Field: o.field, Context: r.Context, MaxSequences: r.Sequences, Vocab: m.Config().Vocab,
 	})
 	if err != nil {
 		return nil, err
 	}
-	r.Calibration = s.Digest.String()
+	found := s.Digest.String()
+	if r.Calibration != "" && r.Calibration != found {
+		return nil, fmt.Errorf("calibration data %s have digest %s, the recipe asks for those of %s", o.data, found, r.Calibration)
+	}
+	r.Calibration = found
 	return &convert.Calibration{Sequences: s.Windows, MaxMemory: o.maxMemory}, nil
 }
 

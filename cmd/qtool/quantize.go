@@ -30,6 +30,8 @@ type quantizeOptions struct {
 	embeddings, head string
 	rule             string
 	calibration      calibrationOptions
+	recipeFile       string
+	printRecipe      bool
 	overrides        []string
 	output           string
 	clamp            bool
@@ -111,6 +113,8 @@ level of instructions (QTOOL_CPU).`,
 	f.StringVar(&o.head, "head", "w8", "scheme or type of the output projection")
 	f.StringVar(&o.rule, "scale-rule", string(quant.Search), "how scales are chosen: search, or absmax (the plain rule, faster)")
 	o.calibration.addFlags(cmd)
+	f.StringVar(&o.recipeFile, "recipe", "", "file with every choice that decides the bytes, in place of the flags for these: see --print-recipe")
+	f.BoolVar(&o.printRecipe, "print-recipe", false, "print the recipe that the flags stand for, as such a file, and stop")
 	f.StringArrayVar(&o.overrides, "tensor", nil, "PATTERN=SCHEME for tensors by name; * matches within dots, ** anything; the last match counts")
 	f.StringVarP(&o.output, "output", "o", "", "packed file to write (default: MODEL-w4.qpk in the current folder)")
 	f.BoolVar(&o.clamp, "clamp", false, "cut values beyond the range of a plain type instead of failing")
@@ -127,6 +131,9 @@ const calibratedDefault = "w4g16nlk"
 
 // recipe makes a recipe of the flags.
 func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
+	if o.recipeFile != "" {
+		return o.fromFile(cmd)
+	}
 	linear := packed.Scheme{Bits: o.bits, Group: o.group, Asym: o.asymmetric}
 	if o.group == 0 {
 		linear.Group = packed.DefaultGroup4
@@ -168,9 +175,39 @@ func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
 	return r, nil
 }
 
+// fromFile reads the recipe of a file, beside which no flag may decide over bytes.
+func (o *quantizeOptions) fromFile(cmd *cobra.Command) (convert.Recipe, error) {
+	for _, flag := range []string{
+		"bits", "group", "asymmetric", "scheme", "embeddings", "head", "scale-rule", "tensor", "clamp", "calib-context", "calib-samples", "method", "refine", "damping",
+		"in-order", "scaling", "activation-range", "target-bpw", "target-size", "mix",
+	} {
+		if cmd.Flags().Changed(flag) {
+			return convert.Recipe{}, usagef("--recipe and --%s say the same thing: give one", flag)
+		}
+	}
+	r, err := convert.ReadRecipe(o.recipeFile)
+	if err != nil {
+		return r, err
+	}
+	switch {
+	case r.Method != "" && o.calibration.data == "":
+		return r, usagef("the recipe %s is a calibrated one: give --calib", o.recipeFile)
+	case r.Method == "" && o.calibration.data != "":
+		return r, usagef("the recipe %s has no calibration: leave --calib out", o.recipeFile)
+	}
+	return r, o.calibration.setMemory()
+}
+
 func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err error) {
 	recipe, err := o.recipe(cmd)
 	if err != nil {
+		return err
+	}
+	if o.printRecipe {
+		text, err := recipe.YAML()
+		if err == nil {
+			_, err = cmd.OutOrStdout().Write(text)
+		}
 		return err
 	}
 	request, err := o.eval.request(cmd)

@@ -1,0 +1,229 @@
+package convert
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"qtool/calibrate"
+	"qtool/convert/quant"
+	"qtool/formats"
+	"qtool/formats/packed"
+)
+
+// maxRecipe bounds a recipe file: far more than one needs.
+const maxRecipe = 1 << 20
+
+// recipeVersion is the version of the schema, which RECIPE.md describes.
+const recipeVersion = 1
+
+// recipeFile is a recipe as its file has it.
+type recipeFile struct {
+	Version     int                `yaml:"version"`
+	Linear      string             `yaml:"linear"`
+	Embeddings  string             `yaml:"embeddings"`
+	Head        string             `yaml:"head"`
+	ScaleRule   string             `yaml:"scale_rule"`
+	Overrides   []recipeOverride   `yaml:"overrides,omitempty"`
+	Clamp       bool               `yaml:"clamp"`
+	Calibration *recipeCalibration `yaml:"calibration,omitempty"`
+	Budget      *recipeBudget      `yaml:"budget,omitempty"`
+}
+
+type recipeOverride struct {
+	Pattern string `yaml:"pattern"`
+	Choice  string `yaml:"choice"`
+}
+
+type recipeCalibration struct {
+	Context         int     `yaml:"context"`
+	Sequences       int     `yaml:"sequences"`
+	Digest          string  `yaml:"digest,omitempty"`
+	Method          string  `yaml:"method"`
+	Refine          int     `yaml:"refine"`
+	Damping         float64 `yaml:"damping"`
+	ColumnOrder     string  `yaml:"column_order"`
+	Scaling         string  `yaml:"scaling"`
+	ActivationRange string  `yaml:"activation_range,omitempty"`
+}
+
+type recipeBudget struct {
+	BitsPerWeight float64  `yaml:"bits_per_weight,omitempty"`
+	Bytes         int64    `yaml:"bytes,omitempty"`
+	Divergence    float64  `yaml:"divergence,omitempty"`
+	Schemes       []string `yaml:"schemes,omitempty"`
+}
+
+// Orders of columns, as recipes name them.
+const (
+	largestFirst = "largest-first"
+	asStored     = "as-stored"
+)
+
+// ReadRecipe reads a recipe file. Errors match formats.ErrMalformed where the file is at fault.
+func ReadRecipe(path string) (Recipe, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return Recipe{}, fmt.Errorf("recipe: %w", err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxRecipe {
+		return Recipe{}, formats.Malformed(path, "", "expected a regular file of at most %d bytes, found %d", maxRecipe, info.Size())
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return Recipe{}, fmt.Errorf("recipe: %w", err)
+	}
+	return ParseRecipe(path, data)
+}
+
+// ParseRecipe reads a recipe; name is what errors call the file.
+func ParseRecipe(name string, data []byte) (Recipe, error) {
+	if len(data) > maxRecipe {
+		return Recipe{}, formats.Malformed(name, "", "%d bytes, expected at most %d", len(data), maxRecipe)
+	}
+	// Anchors could make little text stand for very much, and no recipe needs them.
+	for i, line := range strings.Split(string(data), "\n") {
+		text, _, _ := strings.Cut(line, " #")
+		if _, value, ok := strings.Cut(text, ":"); ok {
+			if v := strings.TrimSpace(value); strings.HasPrefix(v, "&") || strings.HasPrefix(v, "*") {
+				return Recipe{}, formats.Malformed(name, fmt.Sprintf("line %d", i+1), "anchors and aliases are not part of a recipe: put quotes around a value that begins with %q", v[:1])
+			}
+		}
+	}
+	var f recipeFile
+	err := yaml.NewDecoder(bytes.NewReader(data), yaml.Strict()).Decode(&f)
+	if errors.Is(err, io.EOF) {
+		err = errors.New("the file is empty")
+	}
+	if err != nil {
+		return Recipe{}, formats.Malformed(name, "", "%s", strings.TrimSpace(err.Error())).WithHint("RECIPE.md lists the keys; --print-recipe writes a whole recipe")
+	}
+	r, err := f.recipe()
+	if err != nil {
+		return Recipe{}, formats.Malformed(name, "", "%v", err).WithHint("RECIPE.md lists the keys; --print-recipe writes a whole recipe")
+	}
+	return r, nil
+}
+
+// recipe makes a recipe of a file's content.
+func (f recipeFile) recipe() (Recipe, error) {
+	if f.Version != recipeVersion {
+		return Recipe{}, fmt.Errorf("version: expected %d, found %d", recipeVersion, f.Version)
+	}
+	r := DefaultRecipe(Choice(f.Linear))
+	r.Clamp = f.Clamp
+	for _, v := range []struct {
+		text string
+		to   *Choice
+		key  string
+	}{{f.Linear, &r.Linear, "linear"}, {f.Embeddings, &r.Embeddings, "embeddings"}, {f.Head, &r.Head, "head"}} {
+		if v.text == "" && v.key == "linear" {
+			return r, errors.New("linear: is missing")
+		}
+		if v.text != "" {
+			*v.to = Choice(v.text)
+		}
+	}
+	if f.ScaleRule != "" {
+		r.Rule = quant.Rule(f.ScaleRule)
+	}
+	for i, o := range f.Overrides {
+		over, err := ParseOverride(o.Pattern + "=" + o.Choice)
+		if err != nil {
+			return r, fmt.Errorf("overrides[%d]: %w", i, err)
+		}
+		r.Overrides = append(r.Overrides, over)
+	}
+	if f.Budget != nil && f.Calibration == nil {
+		return r, errors.New("budget: needs a calibration section")
+	}
+	if err := f.Calibration.apply(&r); err != nil {
+		return r, fmt.Errorf("calibration: %w", err)
+	}
+	if b := f.Budget; b != nil {
+		r.Budget = &Budget{BitsPerWeight: b.BitsPerWeight, Bytes: b.Bytes, Divergence: b.Divergence}
+		for _, s := range b.Schemes {
+			r.Budget.Schemes = append(r.Budget.Schemes, Choice(s))
+		}
+		if err := r.Budget.Validate(); err != nil {
+			return r, fmt.Errorf("budget: %w", err)
+		}
+		if !r.Budget.Set() {
+			return r, errors.New("budget: expected bits_per_weight, bytes or divergence")
+		}
+	}
+	return r, r.Validate()
+}
+
+// apply sets what a calibration section says.
+func (c *recipeCalibration) apply(r *Recipe) (err error) {
+	if c == nil {
+		return nil
+	}
+	r.Context, r.Sequences, r.Refine, r.Damping, r.Calibration = c.Context, c.Sequences, c.Refine, c.Damping, c.Digest
+	if c.Digest != "" {
+		if _, err := packed.ParseDigest(c.Digest); err != nil {
+			return fmt.Errorf("digest: %w", err)
+		}
+	}
+	if r.Context < 2 || r.Sequences < 1 {
+		return fmt.Errorf("context and sequences: expected 2 tokens or more and 1 sequence or more, found %d and %d", r.Context, r.Sequences)
+	}
+	if !(r.Damping > 0) || r.Damping > 10 || r.Refine < 0 {
+		return fmt.Errorf("damping and refine: expected more than 0, up to 10, and 0 rounds or more, found %g and %d", r.Damping, r.Refine)
+	}
+	if r.Method, err = quant.ParseMethod(c.Method); err != nil {
+		return err
+	}
+	if r.Scaling, err = quant.ParseScaling(c.Scaling); err != nil {
+		return err
+	}
+	switch c.ColumnOrder {
+	case largestFirst, asStored:
+		r.InOrder = c.ColumnOrder == asStored
+	default:
+		return fmt.Errorf("column_order: expected %q or %q, found %q", largestFirst, asStored, c.ColumnOrder)
+	}
+	if c.ActivationRange != "" {
+		r.Ranges, err = calibrate.ParseRangeRule(c.ActivationRange)
+	}
+	return err
+}
+
+// YAML gives the recipe as a file that ReadRecipe reads.
+func (r Recipe) YAML() ([]byte, error) {
+	f := recipeFile{
+		Version: recipeVersion, Linear: string(r.Linear), Embeddings: string(r.Embeddings), Head: string(r.Head), ScaleRule: string(r.Rule), Clamp: r.Clamp,
+	}
+	for _, o := range r.Overrides {
+		f.Overrides = append(f.Overrides, recipeOverride{o.Pattern, string(o.Choice)})
+	}
+	if r.Method != "" {
+		f.Calibration = &recipeCalibration{
+			Context: r.Context, Sequences: r.Sequences, Digest: r.Calibration, Method: string(r.Method), Refine: r.Refine, Damping: r.Damping,
+			ColumnOrder: largestFirst, Scaling: string(r.Scaling), ActivationRange: string(r.Ranges),
+		}
+		if r.InOrder {
+			f.Calibration.ColumnOrder = asStored
+		}
+		if r.Scaling == quant.NoScaling {
+			f.Calibration.Scaling = "none"
+		}
+	}
+	if b := r.Budget; b != nil {
+		f.Budget = &recipeBudget{BitsPerWeight: b.BitsPerWeight, Bytes: b.Bytes, Divergence: b.Divergence}
+		for _, s := range b.Schemes {
+			f.Budget.Schemes = append(f.Budget.Schemes, string(s))
+		}
+	}
+	out, err := yaml.Marshal(f)
+	if err != nil {
+		return nil, fmt.Errorf("write the recipe: %w", err)
+	}
+	return append([]byte("# A recipe of qtool quantize: convert/RECIPE.md describes the keys.\n"), out...), nil
+}

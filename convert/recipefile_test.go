@@ -1,0 +1,100 @@
+package convert_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"qtool/calibrate"
+	"qtool/convert"
+	"qtool/convert/quant"
+	"qtool/formats"
+)
+
+func fullRecipe() convert.Recipe {
+	r := convert.DefaultRecipe("w8-s8")
+	r.Embeddings, r.Head, r.Rule, r.Clamp = "w4g32nlk", "f16", quant.AbsMax, true
+	r.Method, r.Refine, r.Damping, r.InOrder = quant.GPTQ, 4, 0.02, true
+	r.Context, r.Sequences, r.Calibration = 256, 40, "2f55ed8145156553e6f5e229667ffdfa"
+	r.Scaling, r.Ranges = quant.SmoothQuant, calibrate.Entropy
+	r.Overrides = []convert.Override{{Pattern: "**.down_proj.weight", Choice: "w8g32"}, {Pattern: "model.norm.weight", Choice: "keep"}}
+	r.Budget = &convert.Budget{BitsPerWeight: 4.25, Schemes: []convert.Choice{"w3g32nlk", "w8"}}
+	return r
+}
+
+func TestRecipeRoundTrip(t *testing.T) {
+	for _, r := range []convert.Recipe{convert.DefaultRecipe("w4g32"), fullRecipe()} {
+		text, err := r.YAML()
+		require.NoError(t, err)
+		back, err := convert.ParseRecipe("x.yaml", text)
+		require.NoError(t, err, string(text))
+		require.Equal(t, r, back)
+		again, err := back.YAML()
+		require.NoError(t, err)
+		require.Equal(t, string(text), string(again))
+	}
+	short, err := convert.ParseRecipe("x.yaml", []byte("version: 1\nlinear: w4g32\n"))
+	require.NoError(t, err)
+	require.Equal(t, convert.DefaultRecipe("w4g32"), short)
+}
+
+func TestRecipeRefuses(t *testing.T) {
+	const calibration = "version: 1\nlinear: w4g32\ncalibration: {context: 256, sequences: 4, method: gptq, refine: 1, damping: 0.01, column_order: largest-first, scaling: none"
+	for text, want := range map[string]string{
+		"":                                         "the file is empty",
+		"linear: w4":                               "version: expected 1, found 0",
+		"version: 2\nlinear: w4":                   "version: expected 1, found 2",
+		"version: 1":                               "linear: is missing",
+		"version: 1\nlinear: w5":                   "w5",
+		"version: 1\nlinear: w4\nhaed: w8":         "haed",
+		"version: 1\nlinear: w4\nlinear: w8":       "linear",
+		"version: 1\nlinear: [w4]":                 "linear",
+		"version: one\nlinear: w4":                 "version",
+		"version: 1\nlinear: w4\nscale_rule: best": "best",
+		"version: 1\nlinear: w4\noverrides: [{pattern: 'a[', choice: w8}]":                          "overrides[0]",
+		"version: 1\nlinear: w4\nbudget: {bits_per_weight: 4}":                                      "needs a calibration",
+		"version: 1\nlinear: &a w4\nhead: *a":                                                       "anchors and aliases",
+		calibration + ", digest: abc}":                                                              "digest",
+		calibration + ", extra: 1}":                                                                 "extra",
+		calibration + ", activation_range: most}":                                                   "most",
+		calibration + "}\nbudget: {}":                                                               "expected bits_per_weight, bytes or divergence",
+		calibration + "}\nbudget: {bytes: 1, divergence: 1}":                                        "one limit",
+		"version: 1\nlinear: w4\ncalibration: {context: 1, sequences: 1}":                           "context and sequences",
+		"version: 1\nlinear: w4\ncalibration: {context: 8, sequences: 1, damping: 0}":               "damping and refine",
+		"version: 1\nlinear: w4\ncalibration: {context: 8, sequences: 1, damping: 1, method: gptq}": "column_order",
+		"version: 1\nlinear: w4\ncalibration: {context: 8, sequences: 1, damping: 1, method: best}": "best",
+	} {
+		_, err := convert.ParseRecipe("x.yaml", []byte(text))
+		require.ErrorIs(t, err, formats.ErrMalformed, text)
+		require.ErrorContains(t, err, "x.yaml", text)
+		require.ErrorContains(t, err, want, text)
+	}
+	path := filepath.Join(t.TempDir(), "large.yaml")
+	require.NoError(t, os.WriteFile(path, make([]byte, 2<<20), 0o600))
+	_, err := convert.ReadRecipe(path)
+	require.ErrorIs(t, err, formats.ErrMalformed)
+	_, err = convert.ReadRecipe(filepath.Dir(path))
+	require.ErrorIs(t, err, formats.ErrMalformed)
+	_, err = convert.ReadRecipe(path + "x")
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+func FuzzParseRecipe(f *testing.F) {
+	full, err := fullRecipe().YAML()
+	require.NoError(f, err)
+	f.Add(full)
+	f.Add([]byte("version: 1\nlinear: w4\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := convert.ParseRecipe("x.yaml", data)
+		if err != nil {
+			return
+		}
+		text, err := r.YAML()
+		require.NoError(t, err)
+		back, err := convert.ParseRecipe("y.yaml", text)
+		require.NoError(t, err, string(text))
+		require.Equal(t, r, back)
+	})
+}
