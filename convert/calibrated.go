@@ -113,13 +113,16 @@ func (c *calibrated) run(ctx context.Context) (err error) {
 		}
 	}
 	for layer := range c.blocks.Count() {
-		for _, group := range c.blocks.Linears(layer) {
-			if err := c.group(ctx, layer, group); err != nil {
+		groups := c.blocks.Linears(layer)
+		for _, half := range []llama.Half{llama.AttentionHalf, llama.FeedForwardHalf} {
+			for _, group := range groups[2*half : 2*half+2] {
+				if err := c.group(ctx, layer, half, group); err != nil {
+					return err
+				}
+			}
+			if err := c.advance(ctx, layer, half); err != nil {
 				return err
 			}
-		}
-		if err := c.advance(ctx, layer); err != nil {
-			return err
 		}
 	}
 	return c.head()
@@ -153,8 +156,8 @@ func (c *calibrated) recall(d Decision) error {
 	return c.blocks.Replace(d.Tensor.Name, m)
 }
 
-// advance takes the hidden states through a block.
-func (c *calibrated) advance(ctx context.Context, layer int) error {
+// advance takes the hidden states through half a block.
+func (c *calibrated) advance(ctx context.Context, layer int, half llama.Half) error {
 	for i := range c.options.Calibration.Sequences {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -163,7 +166,7 @@ func (c *calibrated) advance(ctx context.Context, layer int) error {
 		if err != nil {
 			return err
 		}
-		if err := c.blocks.Run(layer, x, c.length, nil); err != nil {
+		if err := c.blocks.RunHalf(layer, half, x, c.length, nil); err != nil {
 			return err
 		}
 		if err := c.states.Put(i, x); err != nil {
@@ -174,8 +177,8 @@ func (c *calibrated) advance(ctx context.Context, layer int) error {
 }
 
 // group quantizes the linear layers that share an input.
-func (c *calibrated) group(ctx context.Context, layer int, names []string) error {
-	if err := c.fold(ctx, layer, names); err != nil {
+func (c *calibrated) group(ctx context.Context, layer int, half llama.Half, names []string) error {
+	if err := c.fold(ctx, layer, half, names); err != nil {
 		return err
 	}
 	var open []Decision
@@ -195,7 +198,7 @@ func (c *calibrated) group(ctx context.Context, layer int, names []string) error
 	if len(open) == 0 {
 		return nil
 	}
-	gram, ranges, err := c.collect(ctx, layer, open[0].Tensor.Cols(), names[0], static(open))
+	gram, ranges, err := c.collect(ctx, layer, half, open[0].Tensor.Cols(), names[0], static(open))
 	if err != nil {
 		return err
 	}
@@ -206,8 +209,8 @@ func (c *calibrated) group(ctx context.Context, layer int, names []string) error
 	return c.matrices(ctx, open, in, c.limit(ranges))
 }
 
-// collect runs the sequences through a block up to the layer of that name, which shares its input with others, and gathers its inputs.
-func (c *calibrated) collect(ctx context.Context, layer, cols int, first string, withRanges bool) (*calibrate.Gram, *calibrate.Histogram, error) {
+// collect runs the sequences through half a block up to the layer of that name, which shares its input with others, and gathers its inputs.
+func (c *calibrated) collect(ctx context.Context, layer int, half llama.Half, cols int, first string, withRanges bool) (*calibrate.Gram, *calibrate.Histogram, error) {
 	gram := calibrate.NewGram(c.solver, cols)
 	var ranges *calibrate.Histogram
 	if withRanges {
@@ -233,7 +236,7 @@ func (c *calibrated) collect(ctx context.Context, layer, cols int, first string,
 		if err != nil {
 			return nil, nil, err
 		}
-		if err := c.blocks.Run(layer, x, c.length, tap); !errors.Is(err, errSeen) {
+		if err := c.blocks.RunHalf(layer, half, x, c.length, tap); !errors.Is(err, errSeen) {
 			if err == nil {
 				err = fmt.Errorf("the inputs of %q were not seen", first)
 			}

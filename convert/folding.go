@@ -8,6 +8,7 @@ import (
 	"qtool/formats"
 	"qtool/formats/half"
 	"qtool/formats/packed"
+	"qtool/runtime/llama"
 )
 
 // smoothAlpha is the share of the range that weights take over from inputs: what the authors of SmoothQuant use for most models.
@@ -16,7 +17,7 @@ const smoothAlpha = 0.5
 // fold scales the channels that a norm gives to the linear layers of those names: it divides the norm's weights by factors, writes them, and
 // notes the factors for the layers' columns. The factors are exactly what the stored norm was divided by, whatever its type rounds. Layers whose input
 // comes from no norm stay as they are.
-func (c *calibrated) fold(ctx context.Context, layer int, names []string) error {
+func (c *calibrated) fold(ctx context.Context, layer int, half llama.Half, names []string) error {
 	scaling := c.plan.Recipe.Scaling
 	norm, ok := c.blocks.NormBefore(layer, names[0])
 	if scaling == quant.NoScaling || !ok {
@@ -34,7 +35,7 @@ func (c *calibrated) fold(ctx context.Context, layer int, names []string) error 
 		return err
 	}
 	if _, done := c.work.done[norm]; !done {
-		factors, err := c.channelFactors(ctx, layer, names)
+		factors, err := c.channelFactors(ctx, layer, half, names)
 		if err != nil {
 			return fmt.Errorf("scale the inputs of %q: %w", names[0], err)
 		}
@@ -65,7 +66,7 @@ func (c *calibrated) fold(ctx context.Context, layer int, names []string) error 
 }
 
 // channelFactors chooses the factors for layers that share an input.
-func (c *calibrated) channelFactors(ctx context.Context, layer int, names []string) ([]float32, error) {
+func (c *calibrated) channelFactors(ctx context.Context, layer int, half llama.Half, names []string) ([]float32, error) {
 	var matrices []quant.Weights
 	cols := 0
 	for _, name := range names {
@@ -77,7 +78,7 @@ func (c *calibrated) channelFactors(ctx context.Context, layer int, names []stri
 		}
 		matrices = append(matrices, quant.Weights{W: w, Rows: d.Tensor.Rows(), Scheme: *d.Scheme})
 	}
-	gram, _, err := c.collect(ctx, layer, cols, names[0], false)
+	gram, _, err := c.collect(ctx, layer, half, cols, names[0], false)
 	if err != nil {
 		return nil, err
 	}

@@ -53,30 +53,60 @@ func (b *Blocks) Embed(dst []float32, tokens []int32) error {
 	return mapped.Guard(func() error { return b.engine.embed(dst, tokens) })
 }
 
+// Half is one of the two parts of a block, each of which adds to the hidden states.
+type Half int
+
+// Halves of a block, in their order.
+const (
+	AttentionHalf Half = iota
+	FeedForwardHalf
+)
+
 // Run takes the hidden states of one sequence, x[n][Hidden], through a block, in place. tap, if not nil, sees the inputs of
 // its linear layers in their order; where it returns an error x is what it was, and Run returns that error.
 func (b *Blocks) Run(layer int, x []float32, n int, tap Tap) error {
+	return b.run(layer, x, n, tap, AttentionHalf, FeedForwardHalf)
+}
+
+// RunHalf is Run for one half of a block.
+func (b *Blocks) RunHalf(layer int, h Half, x []float32, n int, tap Tap) error {
+	return b.run(layer, x, n, tap, h, h)
+}
+
+func (b *Blocks) run(layer int, x []float32, n int, tap Tap, first, last Half) error {
 	s, c := b.session, b.engine.config
-	s.cache.reserve(n)
-	s.tokens, s.rows, s.tap, s.long = s.tokens[:0], s.rows[:0], tap, c.Rope.Long(n)
-	for i := range n {
-		s.rows = append(s.rows, row{s, i})
-	}
+	s.tap = tap
 	s.x = room(s.x, n*c.Hidden)
 	copy(s.x, x[:n*c.Hidden])
 	err := mapped.Guard(func() error {
-		s.rotate()
-		s.planAttention()
-		if err := s.attention(layer, n); err != nil {
-			return err
+		if first == AttentionHalf {
+			if err := b.attention(layer, n); err != nil {
+				return err
+			}
 		}
-		return s.feedForward(&b.engine.layers[layer], n)
+		if last == FeedForwardHalf {
+			return s.feedForward(&b.engine.layers[layer], n)
+		}
+		return nil
 	})
 	if err != nil {
 		return err
 	}
 	copy(x, s.x[:n*c.Hidden])
 	return nil
+}
+
+// attention runs the attention of a block on the sequence in the session, from its first position on.
+func (b *Blocks) attention(layer, n int) error {
+	s := b.session
+	s.cache.reserve(n)
+	s.tokens, s.rows, s.long = s.tokens[:0], s.rows[:0], b.engine.config.Rope.Long(n)
+	for i := range n {
+		s.rows = append(s.rows, row{s, i})
+	}
+	s.rotate()
+	s.planAttention()
+	return s.attention(layer, n)
 }
 
 // HeadInput writes what the head is multiplied with, [n][Hidden], for hidden states x[n][Hidden] that have passed all blocks.
@@ -97,8 +127,8 @@ func (b *Blocks) Predict(x []float32, n, from int, visit func(i int, logits []fl
 	return mapped.Guard(func() error { return s.predict(n, from, visit) })
 }
 
-// Linears names the linear layers of a block in the order in which their inputs become known; those that share an input stand
-// together.
+// Linears names the linear layers of a block in the order in which their inputs become known, the first two groups in the half of
+// attention, the others in that of the feed-forward layer; those that share an input stand together.
 func (b *Blocks) Linears(layer int) [][]string {
 	l := &b.engine.layers[layer]
 	var out [][]string
