@@ -154,6 +154,11 @@ func (q *quantization) key() (string, error) {
 	for _, f := range q.contents.Files {
 		_, _ = h.Write(f.Data)
 	}
+	if c := q.options.Calibration; c != nil {
+		for _, s := range c.Sequences {
+			_ = binary.Write(h, binary.LittleEndian, s) // a hash takes everything
+		}
+	}
 	for _, path := range q.model.Paths() {
 		info, err := os.Stat(path)
 		if err != nil {
