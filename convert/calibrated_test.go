@@ -70,6 +70,9 @@ func calibrated(t testing.TB, m *checkpoint.Model, r convert.Recipe, o convert.O
 // TestCalibratedSameBytes: threads, the folder, and whether hidden states are in memory or in a file change no byte, in either container; and
 // calibration changes the codes.
 func TestCalibratedSameBytes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("quantizes many times")
+	}
 	asGGUF := filepath.Join(t.TempDir(), "grammar.gguf")
 	export(t, testdata.Path("grammar-lm"), asGGUF, convert.ExportOptions{})
 	sources := []string{testdata.Path("grammar-lm"), asGGUF}
@@ -110,6 +113,9 @@ func TestCalibratedSameBytes(t *testing.T) {
 
 // TestCalibratedResume stops runs at random points, some of them twice, and takes them up with another number of threads.
 func TestCalibratedResume(t *testing.T) {
+	if testing.Short() {
+		t.Skip("quantizes many times")
+	}
 	r := rand.New(rand.NewPCG(43, 44))
 	for _, source := range []string{"grammar-lm", "arch/gemma2", "arch/llama", "arch/phi3"} {
 		for name, recipe := range calibratedRecipes() {
