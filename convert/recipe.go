@@ -48,10 +48,18 @@ func ParseOverride(s string) (Override, error) {
 	if !ok || o.Pattern == "" {
 		return o, fmt.Errorf("%q: expected PATTERN=SCHEME, such as \"model.layers.*.mlp.down_proj.weight=w8\"", s)
 	}
-	if _, err := path.Match(o.Pattern, ""); err != nil {
-		return o, fmt.Errorf("%q: %w", s, err)
+	return o, o.Validate()
+}
+
+// Validate says what is wrong with the override.
+func (o Override) Validate() error {
+	if o.Pattern == "" {
+		return fmt.Errorf("the pattern is empty")
 	}
-	return o, o.Choice.Validate()
+	if _, err := path.Match(o.Pattern, ""); err != nil {
+		return fmt.Errorf("%q: %w", o.Pattern, err)
+	}
+	return o.Choice.Validate()
 }
 
 // wild reports whether the pattern stands for more than one name. With a scheme it then means the

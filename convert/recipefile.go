@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/token"
 
 	"qtool/calibrate"
 	"qtool/convert/quant"
@@ -17,7 +20,7 @@ import (
 )
 
 // maxRecipe bounds a recipe file: far more than one needs.
-const maxRecipe = 1 << 20
+const maxRecipe = 64 << 10
 
 // recipeVersion is the version of the schema, which RECIPE.md describes.
 const recipeVersion = 1
@@ -41,15 +44,29 @@ type recipeOverride struct {
 }
 
 type recipeCalibration struct {
-	Context         int     `yaml:"context"`
-	Sequences       int     `yaml:"sequences"`
+	Context         *number `yaml:"context"`
+	Sequences       *number `yaml:"sequences"`
 	Digest          string  `yaml:"digest,omitempty"`
 	Method          string  `yaml:"method"`
-	Refine          int     `yaml:"refine"`
-	Damping         float64 `yaml:"damping"`
+	Refine          *number `yaml:"refine"`
+	Damping         *number `yaml:"damping"`
 	ColumnOrder     string  `yaml:"column_order"`
 	Scaling         string  `yaml:"scaling"`
 	ActivationRange string  `yaml:"activation_range,omitempty"`
+}
+
+// number is read as it is written: an integer with a fraction is then found.
+type number float64
+
+// integer gives a whole number.
+func (n *number) integer(key string) (int, error) {
+	if n == nil {
+		return 0, fmt.Errorf("%s: is missing", key)
+	}
+	if f := float64(*n); f != math.Trunc(f) || math.Abs(f) > 1<<30 {
+		return 0, fmt.Errorf("%s: expected a whole number, found %g", key, f)
+	}
+	return int(*n), nil
 }
 
 type recipeBudget struct {
@@ -86,14 +103,8 @@ func ParseRecipe(name string, data []byte) (Recipe, error) {
 	if len(data) > maxRecipe {
 		return Recipe{}, formats.Malformed(name, "", "%d bytes, expected at most %d", len(data), maxRecipe)
 	}
-	// Anchors could make little text stand for very much, and no recipe needs them.
-	for i, line := range strings.Split(string(data), "\n") {
-		text, _, _ := strings.Cut(line, " #")
-		if _, value, ok := strings.Cut(text, ":"); ok {
-			if v := strings.TrimSpace(value); strings.HasPrefix(v, "&") || strings.HasPrefix(v, "*") {
-				return Recipe{}, formats.Malformed(name, fmt.Sprintf("line %d", i+1), "anchors and aliases are not part of a recipe: put quotes around a value that begins with %q", v[:1])
-			}
-		}
+	if err := checkTokens(name, lexer.Tokenize(string(data))); err != nil {
+		return Recipe{}, err
 	}
 	var f recipeFile
 	err := yaml.NewDecoder(bytes.NewReader(data), yaml.Strict()).Decode(&f)
@@ -110,6 +121,46 @@ func ParseRecipe(name string, data []byte) (Recipe, error) {
 	return r, nil
 }
 
+// The parser's memory grows with the square of nesting, which no recipe has much of.
+const (
+	maxNesting = 4
+	maxColumn  = 64 // of what begins an entry of a list or stands before a colon
+)
+
+// checkTokens refuses what no recipe needs and what could mean something else than it seems, before anything is parsed: anchors, aliases, tags,
+// further documents, empty values, numbers that are not decimal, deep nesting.
+func checkTokens(name string, tokens token.Tokens) error {
+	depth, headers := 0, 0
+	for _, t := range tokens {
+		fail := func(format string, args ...any) error {
+			return formats.Malformed(name, fmt.Sprintf("line %d", t.Position.Line), format, args...)
+		}
+		switch t.Type {
+		case token.AnchorType, token.AliasType, token.TagType, token.MergeKeyType, token.DirectiveType, token.MappingKeyType:
+			return fail("anchors, aliases, tags and directives are not part of a recipe: put quotes around a value that begins with %q", t.Value)
+		case token.NullType, token.ImplicitNullType:
+			return fail("a value is missing")
+		case token.BinaryIntegerType, token.OctetIntegerType, token.HexIntegerType:
+			return fail("%s: expected a decimal number", strings.TrimSpace(t.Origin))
+		case token.DocumentHeaderType, token.DocumentEndType:
+			if headers++; headers > 1 || t.Prev != nil && t.Prev.Type != token.CommentType {
+				return fail("expected one document")
+			}
+		case token.SequenceStartType, token.MappingStartType:
+			if depth++; depth > maxNesting {
+				return fail("nested more than %d deep", maxNesting)
+			}
+		case token.SequenceEndType, token.MappingEndType:
+			depth--
+		case token.SequenceEntryType, token.MappingValueType:
+			if depth == 0 && t.Position.Column > maxColumn {
+				return fail("a key or an entry of a list stands beyond column %d", maxColumn)
+			}
+		}
+	}
+	return nil
+}
+
 // recipe makes a recipe of a file's content.
 func (f recipeFile) recipe() (Recipe, error) {
 	if f.Version != recipeVersion {
@@ -122,19 +173,25 @@ func (f recipeFile) recipe() (Recipe, error) {
 		to   *Choice
 		key  string
 	}{{f.Linear, &r.Linear, "linear"}, {f.Embeddings, &r.Embeddings, "embeddings"}, {f.Head, &r.Head, "head"}} {
-		if v.text == "" && v.key == "linear" {
-			return r, errors.New("linear: is missing")
+		// A default may change; what a recipe says must not.
+		if v.text == "" {
+			return r, fmt.Errorf("%s: is missing", v.key)
 		}
-		if v.text != "" {
-			*v.to = Choice(v.text)
+		*v.to = Choice(v.text)
+		if err := v.to.Validate(); err != nil {
+			return r, fmt.Errorf("%s: %w", v.key, err)
 		}
 	}
-	if f.ScaleRule != "" {
-		r.Rule = quant.Rule(f.ScaleRule)
+	if s, err := packed.ParseScheme(f.Linear); err == nil {
+		r.Linear = Choice(s.String()) // one spelling: it is part of the file
 	}
+	if f.ScaleRule == "" {
+		return r, errors.New("scale_rule: is missing")
+	}
+	r.Rule = quant.Rule(f.ScaleRule)
 	for i, o := range f.Overrides {
-		over, err := ParseOverride(o.Pattern + "=" + o.Choice)
-		if err != nil {
+		over := Override{Pattern: o.Pattern, Choice: Choice(o.Choice)}
+		if err := over.Validate(); err != nil {
 			return r, fmt.Errorf("overrides[%d]: %w", i, err)
 		}
 		r.Overrides = append(r.Overrides, over)
@@ -165,7 +222,19 @@ func (c *recipeCalibration) apply(r *Recipe) (err error) {
 	if c == nil {
 		return nil
 	}
-	r.Context, r.Sequences, r.Refine, r.Damping, r.Calibration = c.Context, c.Sequences, c.Refine, c.Damping, c.Digest
+	for _, v := range []struct {
+		n   *number
+		to  *int
+		key string
+	}{{c.Context, &r.Context, "context"}, {c.Sequences, &r.Sequences, "sequences"}, {c.Refine, &r.Refine, "refine"}} {
+		if *v.to, err = v.n.integer(v.key); err != nil {
+			return err
+		}
+	}
+	if c.Damping == nil {
+		return errors.New("damping: is missing")
+	}
+	r.Damping, r.Calibration = float64(*c.Damping), c.Digest
 	if c.Digest != "" {
 		if _, err := packed.ParseDigest(c.Digest); err != nil {
 			return fmt.Errorf("digest: %w", err)
@@ -195,6 +264,12 @@ func (c *recipeCalibration) apply(r *Recipe) (err error) {
 	return err
 }
 
+// numbered gives a number as a file has it.
+func numbered[T int | float64](v T) *number {
+	n := number(v)
+	return &n
+}
+
 // YAML gives the recipe as a file that ReadRecipe reads.
 func (r Recipe) YAML() ([]byte, error) {
 	f := recipeFile{
@@ -205,7 +280,8 @@ func (r Recipe) YAML() ([]byte, error) {
 	}
 	if r.Method != "" {
 		f.Calibration = &recipeCalibration{
-			Context: r.Context, Sequences: r.Sequences, Digest: r.Calibration, Method: string(r.Method), Refine: r.Refine, Damping: r.Damping,
+			Context: numbered(r.Context), Sequences: numbered(r.Sequences), Digest: r.Calibration, Method: string(r.Method), Refine: numbered(r.Refine),
+			Damping:     numbered(r.Damping),
 			ColumnOrder: largestFirst, Scaling: string(r.Scaling), ActivationRange: string(r.Ranges),
 		}
 		if r.InOrder {

@@ -3,6 +3,7 @@ package convert_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,7 +20,7 @@ func fullRecipe() convert.Recipe {
 	r.Method, r.Refine, r.Damping, r.InOrder = quant.GPTQ, 4, 0.02, true
 	r.Context, r.Sequences, r.Calibration = 256, 40, "2f55ed8145156553e6f5e229667ffdfa"
 	r.Scaling, r.Ranges = quant.SmoothQuant, calibrate.Entropy
-	r.Overrides = []convert.Override{{Pattern: "**.down_proj.weight", Choice: "w8g32"}, {Pattern: "model.norm.weight", Choice: "keep"}}
+	r.Overrides = []convert.Override{{Pattern: "**.down_proj.weight", Choice: "w8g32"}, {Pattern: "model.norm.weight", Choice: "keep"}, {Pattern: "a=b", Choice: "w8"}}
 	r.Budget = &convert.Budget{BitsPerWeight: 4.25, Schemes: []convert.Choice{"w3g32nlk", "w8"}}
 	return r
 }
@@ -35,36 +36,46 @@ func TestRecipeRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, string(text), string(again))
 	}
-	short, err := convert.ParseRecipe("x.yaml", []byte("version: 1\nlinear: w4g32\n"))
+	short, err := convert.ParseRecipe("x.yaml", []byte("version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\n"))
 	require.NoError(t, err)
 	require.Equal(t, convert.DefaultRecipe("w4g32"), short)
 }
 
 func TestRecipeRefuses(t *testing.T) {
-	const calibration = "version: 1\nlinear: w4g32\ncalibration: {context: 256, sequences: 4, method: gptq, refine: 1, damping: 0.01, column_order: largest-first, scaling: none"
+	const calibration = "version: 1\nlinear: w4g32\nembeddings: w8\nhead: w8\nscale_rule: search\ncalibration: {context: 256, sequences: 4, method: gptq, refine: 1, damping: 0.01, column_order: largest-first, scaling: none"
 	for text, want := range map[string]string{
-		"":                                         "the file is empty",
-		"linear: w4":                               "version: expected 1, found 0",
-		"version: 2\nlinear: w4":                   "version: expected 1, found 2",
-		"version: 1":                               "linear: is missing",
-		"version: 1\nlinear: w5":                   "w5",
-		"version: 1\nlinear: w4\nhaed: w8":         "haed",
-		"version: 1\nlinear: w4\nlinear: w8":       "linear",
-		"version: 1\nlinear: [w4]":                 "linear",
-		"version: one\nlinear: w4":                 "version",
-		"version: 1\nlinear: w4\nscale_rule: best": "best",
-		"version: 1\nlinear: w4\noverrides: [{pattern: 'a[', choice: w8}]":                          "overrides[0]",
-		"version: 1\nlinear: w4\nbudget: {bits_per_weight: 4}":                                      "needs a calibration",
-		"version: 1\nlinear: &a w4\nhead: *a":                                                       "anchors and aliases",
-		calibration + ", digest: abc}":                                                              "digest",
-		calibration + ", extra: 1}":                                                                 "extra",
-		calibration + ", activation_range: most}":                                                   "most",
-		calibration + "}\nbudget: {}":                                                               "expected bits_per_weight, bytes or divergence",
-		calibration + "}\nbudget: {bytes: 1, divergence: 1}":                                        "one limit",
-		"version: 1\nlinear: w4\ncalibration: {context: 1, sequences: 1}":                           "context and sequences",
-		"version: 1\nlinear: w4\ncalibration: {context: 8, sequences: 1, damping: 0}":               "damping and refine",
-		"version: 1\nlinear: w4\ncalibration: {context: 8, sequences: 1, damping: 1, method: gptq}": "column_order",
-		"version: 1\nlinear: w4\ncalibration: {context: 8, sequences: 1, damping: 1, method: best}": "best",
+		"":                                   "the file is empty",
+		"linear: w4":                         "version: expected 1, found 0",
+		"version: 2\nlinear: w4":             "version: expected 1, found 2",
+		"version: 1":                         "linear: is missing",
+		"version: 1\nlinear: w5":             "w5",
+		"version: 1\nlinear: w4\nhaed: w8":   "haed",
+		"version: 1\nlinear: w4\nlinear: w8": "linear",
+		"version: 1\nlinear: [w4]":           "linear",
+		"version: one\nlinear: w4":           "version",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: best":                                                 "best",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\noverrides: [{pattern: 'a[', choice: w8}]":     "overrides[0]",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\nbudget: {bits_per_weight: 4}":                 "needs a calibration",
+		"version: 1\nlinear: &a w4\nhead: *a":                                                                                "anchors, aliases",
+		"version: 1\nlinear: w4":                                                                                             "embeddings: is missing",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\n---\nhead: f32":                               "one document",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\noverrides: [&a {pattern: x, choice: w8}, *a]": "anchors",
+		"version: 01\nlinear: w4":        "decimal",
+		"version: 1\nlinear:\nhead: w8":  "missing",
+		strings.Repeat("[", 30000):       "nested",
+		strings.Repeat("{a: ", 8000):     "nested",
+		strings.Repeat("- ", 8000) + "a": "beyond column",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\ncalibration: {context: 8, sequences: 1, refine: 3.7, damping: 1}": "refine: expected a whole number",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\ncalibration: {context: 8, sequences: 1, damping: 1}":              "refine: is missing",
+		calibration + ", digest: abc}":                       "digest",
+		calibration + ", extra: 1}":                          "extra",
+		calibration + ", activation_range: most}":            "most",
+		calibration + "}\nbudget: {}":                        "expected bits_per_weight, bytes or divergence",
+		calibration + "}\nbudget: {bytes: 1, divergence: 1}": "one limit",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\ncalibration: {context: 1, sequences: 1, refine: 0, damping: 1}":               "context and sequences",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\ncalibration: {context: 8, sequences: 1, refine: 0, damping: 0}":               "damping and refine",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\ncalibration: {context: 8, sequences: 1, refine: 0, damping: 1, method: gptq}": "column_order",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\ncalibration: {context: 8, sequences: 1, refine: 0, damping: 1, method: best}": "best",
 	} {
 		_, err := convert.ParseRecipe("x.yaml", []byte(text))
 		require.ErrorIs(t, err, formats.ErrMalformed, text)
@@ -72,7 +83,7 @@ func TestRecipeRefuses(t *testing.T) {
 		require.ErrorContains(t, err, want, text)
 	}
 	path := filepath.Join(t.TempDir(), "large.yaml")
-	require.NoError(t, os.WriteFile(path, make([]byte, 2<<20), 0o600))
+	require.NoError(t, os.WriteFile(path, make([]byte, 65<<10), 0o600))
 	_, err := convert.ReadRecipe(path)
 	require.ErrorIs(t, err, formats.ErrMalformed)
 	_, err = convert.ReadRecipe(filepath.Dir(path))
