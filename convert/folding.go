@@ -25,7 +25,7 @@ func (c *calibrated) fold(ctx context.Context, layer int, half llama.Half, names
 	}
 	for _, name := range names {
 		if d := c.decisions[name]; d.Scheme == nil || d.Tensor.Packed() {
-			c.result.Warnings = append(c.result.Warnings, fmt.Sprintf("%s: its input is not scaled, since %s is not quantized here", names[0], name))
+			c.result.Unscaled = append(c.result.Unscaled, names[0])
 			return nil
 		}
 	}

@@ -44,6 +44,8 @@ type Result struct {
 	// quantized so and were not.
 	Calibrated  map[string]CalibrationFigures
 	RoundedOnly []string
+	// Unscaled names the layers whose inputs were to be scaled and were not, since a layer that shares them is not quantized.
+	Unscaled []string
 }
 
 // provenance is what a packed file says of its making.
@@ -276,7 +278,7 @@ func (q *quantization) tally(d Decision, o outcome) {
 			q.result.Calibrated = make(map[string]CalibrationFigures)
 		}
 		q.result.Calibrated[d.Tensor.Name] = *f
-	} else if !d.Tensor.Packed() && (role == arch.Linear || role == arch.Head) {
+	} else if !d.Tensor.Packed() && (role == arch.Linear || role == arch.Head || role == arch.Embedding && q.model.Config().TieEmbeddings) {
 		q.result.RoundedOnly = append(q.result.RoundedOnly, d.Tensor.Name)
 	}
 }
@@ -285,7 +287,10 @@ func (q *quantization) tally(d Decision, o outcome) {
 func (r *Result) Shortfalls() []string {
 	var lines []string
 	for _, name := range r.RoundedOnly {
-		lines = append(lines, fmt.Sprintf("%s was rounded to nearest: nothing is known of its inputs", name))
+		lines = append(lines, fmt.Sprintf("%s was rounded to nearest: nothing was known of its inputs when it was stored (a head that is the embedding too comes first)", name))
+	}
+	for _, name := range r.Unscaled {
+		lines = append(lines, fmt.Sprintf("%s: its input is not scaled, since a layer that shares it is not quantized here", name))
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Calibrated)) {
 		f := r.Calibrated[name]

@@ -18,7 +18,7 @@ import (
 // without taking memory.
 func TestPackedSteps(t *testing.T) {
 	m := open(t, testdata.Path("grammar-lm"))
-	for _, scheme := range []convert.Choice{"w4g32", "w8", "w4g128a"} {
+	for _, scheme := range []convert.Choice{"w4g32", "w8", "w4g128a", "w4g16nlk", "w4g32nl", "w3g32k"} {
 		out := filepath.Join(t.TempDir(), "out.qpk")
 		_, err := convert.Quantize(t.Context(), m, plan(t, m, convert.DefaultRecipe(scheme)), convert.Options{Output: out, Threads: 2})
 		require.NoError(t, err)

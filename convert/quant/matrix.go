@@ -247,17 +247,18 @@ func (m *matrixJob) gptq(u *unitRows, scratch *linalg.Scratch) {
 // raise it is not made.
 func (m *matrixJob) refine(u *unitRows, scratch *linalg.Scratch) {
 	cols, k := m.cols, m.solver.Kernels()
-	gradient := make([]float32, u.n*columnBlock)
+	block := max(columnBlock, m.options.Scheme.Group) // whole groups
+	gradient := make([]float32, u.n*block)
 	diff := make([]float32, u.n*cols)
 	for i, v := range u.values {
 		diff[i] = v - m.w[u.first*cols+i]
 	}
 	for range m.options.Refine {
-		for at := 0; at < cols; at += columnBlock {
-			n := min(columnBlock, cols-at)
-			scratch.Mul(k, gradient, columnBlock, diff, cols, u.n, m.in.H[at*cols:], cols, n, cols)
+		for at := 0; at < cols; at += block {
+			n := min(block, cols-at)
+			scratch.Mul(k, gradient, block, diff, cols, u.n, m.in.H[at*cols:], cols, n, cols)
 			for r := range u.n {
-				m.descend(u, r, at, n, gradient[r*columnBlock:r*columnBlock+n], diff[r*cols+at:r*cols+at+n])
+				m.descend(u, r, at, n, gradient[r*block:r*block+n], diff[r*cols+at:r*cols+at+n])
 			}
 		}
 	}
@@ -295,9 +296,6 @@ func (m *matrixJob) descend(u *unitRows, r, at, n int, gradient, diff []float32)
 	}
 	for g := at / s.Group; g*s.Group < at+n; g++ {
 		from, to := g*s.Group-at, min((g+1)*s.Group-at, n)
-		if from < 0 || (g+1)*s.Group > at+n && at+n < cols {
-			continue // the group reaches beyond the block
-		}
 		m.rescale(u, r, g, at, from, to, gradient, change)
 	}
 }

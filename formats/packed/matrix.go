@@ -41,16 +41,14 @@ func (m Matrix) Panels(i, n int) []byte {
 // Panel gives the storage of panel i.
 func (m Matrix) Panel(i int) []byte { return m.Panels(i, 1) }
 
-// Book gives the codebook, of which a scheme of 3 bits uses the first 8 entries; nil where the scheme has none.
-func (m Matrix) Book() *[16]int8 {
-	if !m.Scheme.Codebook {
-		return nil
+// Book gives the codebook, of which a scheme of 3 bits uses the first 8 entries; zeros where the scheme has none.
+func (m Matrix) Book() (b [16]int8) {
+	if m.Scheme.Codebook {
+		for i, v := range m.Data[:16] {
+			b[i] = int8(v)
+		}
 	}
-	var b [16]int8
-	for i, v := range m.Data[:16] {
-		b[i] = int8(v)
-	}
-	return &b
+	return b
 }
 
 // Range gives the magnitude that activations are cut to, which stands for the code 127, of a scheme with static
@@ -261,7 +259,8 @@ func (m Matrix) UnpackRow(i int, c Codes) {
 // codebook, and then the product with the scale, each rounded to float32. scratch is what UnpackRow needs.
 func (m Matrix) DequantizeRow(dst []float32, i int, scratch Codes) {
 	m.UnpackRow(i, scratch)
-	m.Scheme.Dequantize(dst, scratch, m.Book())
+	book := m.Book()
+	m.Scheme.Dequantize(dst, scratch, &book)
 }
 
 // Dequantize gives the weights that a row of codes stands for. book is that of a scheme with a codebook.

@@ -88,13 +88,27 @@ func panelsAVX2(p panelArgs, one, two, four panelLoop, factor, bias float32) {
 }
 
 // tableLoop is the signature of the loops over panels with a table.
-type tableLoop func(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks, span, groups int, table *int8)
+type tableLoop func(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks, span, groups int, table *byte)
 
-// tableLoops by bits, groups under a scale of half precision (0: one, else 32 or 16 for the size of a group of two levels),
-// for one and for four tokens.
-var tableLoops = map[[2]int][2]tableLoop{
-	{3, 0}: {avx2Table3x0x1, avx2Table3x0x4}, {3, 32}: {avx2Table3x32x1, avx2Table3x32x4}, {3, 16}: {avx2Table3x16x1, avx2Table3x16x4},
-	{4, 0}: {avx2Table4x0x1, avx2Table4x0x4}, {4, 32}: {avx2Table4x32x1, avx2Table4x32x4}, {4, 16}: {avx2Table4x16x1, avx2Table4x16x4},
+// tableLoops gives the loops of a scheme for one and for four tokens.
+func tableLoops(s packed.Scheme) (one, four tableLoop) {
+	group := 0
+	if s.TwoLevel {
+		group = s.Group
+	}
+	switch {
+	case s.Bits == 3 && group == 0:
+		return avx2Table3x0x1, avx2Table3x0x4
+	case s.Bits == 3 && group == 32:
+		return avx2Table3x32x1, avx2Table3x32x4
+	case s.Bits == 3:
+		return avx2Table3x16x1, avx2Table3x16x4
+	case group == 0:
+		return avx2Table4x0x1, avx2Table4x0x4
+	case group == 32:
+		return avx2Table4x32x1, avx2Table4x32x4
+	}
+	return avx2Table4x16x1, avx2Table4x16x4
 }
 
 // tableAVX2 takes tokens by fours, whose looked-up weights are shared.
@@ -104,16 +118,12 @@ func tableAVX2(p panelArgs) {
 		tableGeneric(p)
 		return
 	}
-	kind := [2]int{p.scheme.Bits, 0}
-	if p.scheme.TwoLevel {
-		kind[1] = p.scheme.Group
-	}
-	loops := tableLoops[kind]
+	one, four := tableLoops(p.scheme)
 	stride, span, groups := p.scheme.PanelBytes(p.cols), p.scheme.Span()/packed.Block, p.scheme.Groups(p.cols)
 	for t := 0; t < p.tokens; {
-		loop, n := loops[0], 1
+		loop, n := one, 1
 		if t+4 <= p.tokens {
-			loop, n = loops[1], 4
+			loop, n = four, 4
 		}
 		for i := range p.panels {
 			loop(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*stride],

@@ -11,20 +11,28 @@ import (
 // with a codebook, those of 3 bits, and those whose scales have two levels.
 func byTable(s packed.Scheme) bool { return s.Codebook || s.TwoLevel || s.Bits == 3 }
 
-// table gives what the codes of a matrix stand for before they are scaled.
-func table(m packed.Matrix) (t [16]int8) {
-	if book := m.Book(); book != nil {
-		return *book
-	}
-	for i := range int8(1) << m.Scheme.Bits {
-		t[i] = i - int8(1)<<(m.Scheme.Bits-1)
+// even are the tables of codes that are evenly spaced around zero, of 3 and of 4 bits.
+var even = [2][16]byte{evenTable(3), evenTable(4)}
+
+func evenTable(bits int) (t [16]byte) {
+	for i := range 1 << bits {
+		t[i] = byte(i - 1<<(bits-1))
 	}
 	return t
+}
+
+// table gives what the codes of a matrix stand for before they are scaled. It is not made anew, and so takes no memory.
+func table(m packed.Matrix) []byte {
+	if m.Scheme.Codebook {
+		return m.Data[:16]
+	}
+	return even[m.Scheme.Bits-3][:]
 }
 
 // tableGeneric defines the product of a panel whose codes stand for the entries of a table: in each group the integers
 // Σ table[code]·q are exact and then scaled; groups of 16 are half a block.
 func tableGeneric(p panelArgs) {
+	// The loops are those of panelGeneric: one for both would call by a variable, and acc would be allocated for each.
 	size := p.scheme.PanelBytes(p.cols)
 	for i := range p.panels {
 		for t := range p.tokens {
@@ -50,7 +58,7 @@ func tableToken(acc *[packed.Panel]float32, p panelArgs, data []byte, t int) {
 			data = data[len(block):]
 			x := (*[packed.Block]int8)(q[col+b:])
 			for from := 0; from < min(packed.Block, n-b); from += group {
-				dots := tableDots(&p.table, block, x, s.Bits, from, from+group)
+				dots := tableDots((*[16]byte)(p.table), block, x, s.Bits, from, from+group)
 				for r, d := range dots {
 					f := half.F16ToF32(binary.LittleEndian.Uint16(head[2*r:]))
 					if s.TwoLevel {
@@ -65,7 +73,7 @@ func tableToken(acc *[packed.Panel]float32, p panelArgs, data []byte, t int) {
 }
 
 // tableDots gives Σ table[code]·q over columns first … last-1 of a block, a row each.
-func tableDots(table *[16]int8, block []byte, q *[packed.Block]int8, bits, first, last int) (dots [packed.Panel]int32) {
+func tableDots(table *[16]byte, block []byte, q *[packed.Block]int8, bits, first, last int) (dots [packed.Panel]int32) {
 	for k := first; k < last; k++ {
 		x := int32(q[k])
 		for r := range dots {
@@ -75,7 +83,7 @@ func tableDots(table *[16]int8, block []byte, q *[packed.Block]int8, bits, first
 			} else {
 				code = int8(block[k%16/4*32+4*r+k%4] >> (k / 16 * 4) & 15)
 			}
-			dots[r] += int32(table[code]) * x
+			dots[r] += int32(int8(table[code])) * x
 		}
 	}
 	return dots

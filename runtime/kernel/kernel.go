@@ -161,8 +161,8 @@ func (s *Set) QuantizeRest(rest, a *Activations, token int, x, scratch []float32
 // panelArgs is what a panel loop works on. Rows of a panel beyond the matrix are computed too.
 type panelArgs struct {
 	scheme packed.Scheme
-	table  [16]int8 // what codes stand for, where byTable
-	data   []byte   // of neighbouring panels
+	table  []byte // what codes stand for, 16 signed bytes, where byTable
+	data   []byte // of neighbouring panels
 	panels int
 	cols   int
 

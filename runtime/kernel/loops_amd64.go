@@ -62,62 +62,62 @@ func avx512Panel8x4(out *float32, outStride int, data *byte, panelStride int, q 
 // avx2Table3x0x1 multiplies a panel of 3-bit codes with 1 tokens; outStride is in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table3x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+func avx2Table3x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
 // avx2Table3x0x4 multiplies a panel of 3-bit codes with 4 tokens; outStride is in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table3x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+func avx2Table3x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
 // avx2Table3x32x1 multiplies a panel of 3-bit codes with 1 tokens; outStride is in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table3x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+func avx2Table3x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
 // avx2Table3x32x4 multiplies a panel of 3-bit codes with 4 tokens; outStride is in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table3x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+func avx2Table3x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
 // avx2Table3x16x1 multiplies a panel of 3-bit codes with 1 tokens; outStride is in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table3x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+func avx2Table3x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
 // avx2Table3x16x4 multiplies a panel of 3-bit codes with 4 tokens; outStride is in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table3x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+func avx2Table3x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
 // avx2Table4x0x1 multiplies a panel of 4-bit codes with 1 tokens; outStride is in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table4x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+func avx2Table4x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
 // avx2Table4x0x4 multiplies a panel of 4-bit codes with 4 tokens; outStride is in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table4x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+func avx2Table4x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
 // avx2Table4x32x1 multiplies a panel of 4-bit codes with 1 tokens; outStride is in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table4x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+func avx2Table4x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
 // avx2Table4x32x4 multiplies a panel of 4-bit codes with 4 tokens; outStride is in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table4x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+func avx2Table4x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
 // avx2Table4x16x1 multiplies a panel of 4-bit codes with 1 tokens; outStride is in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table4x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+func avx2Table4x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
 // avx2Table4x16x4 multiplies a panel of 4-bit codes with 4 tokens; outStride is in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table4x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+func avx2Table4x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
 // avx2Dense4x3 multiplies 4 rows of cols float32 with 3 tokens of as many; outStride is in bytes. cols is a multiple of 8.
 //

@@ -1820,7 +1820,7 @@ w8x4block:
 	VZEROUPPER
 	RET
 
-// func avx2Table3x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// func avx2Table3x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
 TEXT ·avx2Table3x0x1(SB), NOSPLIT, $0-72
 	MOVQ           data+16(FP), AX
@@ -1967,7 +1967,7 @@ t3x0x1block:
 	VZEROUPPER
 	RET
 
-// func avx2Table3x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// func avx2Table3x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3
 TEXT ·avx2Table3x0x4(SB), NOSPLIT, $0-72
 	MOVQ           data+16(FP), AX
@@ -2257,7 +2257,7 @@ t3x0x4block:
 	VZEROUPPER
 	RET
 
-// func avx2Table3x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// func avx2Table3x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
 TEXT ·avx2Table3x32x1(SB), NOSPLIT, $512-72
 	MOVQ           data+16(FP), AX
@@ -2468,7 +2468,7 @@ t3x32x1block:
 	VZEROUPPER
 	RET
 
-// func avx2Table3x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// func avx2Table3x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3
 TEXT ·avx2Table3x32x4(SB), NOSPLIT, $512-72
 	MOVQ           data+16(FP), AX
@@ -2822,7 +2822,7 @@ t3x32x4block:
 	VZEROUPPER
 	RET
 
-// func avx2Table3x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// func avx2Table3x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
 TEXT ·avx2Table3x16x1(SB), NOSPLIT, $512-72
 	MOVQ           data+16(FP), AX
@@ -3038,7 +3038,7 @@ t3x16x1block:
 	VZEROUPPER
 	RET
 
-// func avx2Table3x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// func avx2Table3x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3
 TEXT ·avx2Table3x16x4(SB), NOSPLIT, $512-72
 	MOVQ           data+16(FP), AX
@@ -3407,7 +3407,7 @@ t3x16x4block:
 	VZEROUPPER
 	RET
 
-// func avx2Table4x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// func avx2Table4x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
 TEXT ·avx2Table4x0x1(SB), NOSPLIT, $0-72
 	MOVQ           data+16(FP), AX
@@ -3521,7 +3521,7 @@ t4x0x1block:
 	VZEROUPPER
 	RET
 
-// func avx2Table4x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// func avx2Table4x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3
 TEXT ·avx2Table4x0x4(SB), NOSPLIT, $0-72
 	MOVQ           data+16(FP), AX
@@ -3778,7 +3778,7 @@ t4x0x4block:
 	VZEROUPPER
 	RET
 
-// func avx2Table4x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// func avx2Table4x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
 TEXT ·avx2Table4x32x1(SB), NOSPLIT, $512-72
 	MOVQ           data+16(FP), AX
@@ -3956,7 +3956,7 @@ t4x32x1block:
 	VZEROUPPER
 	RET
 
-// func avx2Table4x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// func avx2Table4x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3
 TEXT ·avx2Table4x32x4(SB), NOSPLIT, $512-72
 	MOVQ           data+16(FP), AX
@@ -4277,7 +4277,7 @@ t4x32x4block:
 	VZEROUPPER
 	RET
 
-// func avx2Table4x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// func avx2Table4x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
 TEXT ·avx2Table4x16x1(SB), NOSPLIT, $512-72
 	MOVQ           data+16(FP), AX
@@ -4460,7 +4460,7 @@ t4x16x1block:
 	VZEROUPPER
 	RET
 
-// func avx2Table4x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *int8)
+// func avx2Table4x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3
 TEXT ·avx2Table4x16x4(SB), NOSPLIT, $512-72
 	MOVQ           data+16(FP), AX

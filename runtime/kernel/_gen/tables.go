@@ -40,7 +40,7 @@ func tables() {
 // are spread out on the stack at the head of each span.
 func tablePanel(bits, group, tokens int) {
 	name := fmt.Sprintf("avx2Table%dx%dx%d", bits, group, tokens)
-	function(name, "func(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks, span, groups int, table *int8)",
+	function(name, "func(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks, span, groups int, table *byte)",
 		fmt.Sprintf("%s multiplies a panel of %d-bit codes with %d tokens; outStride is in bytes, span in blocks.", name, bits, tokens))
 	base := Load(Param("data"), GP64()).(reg.GPVirtual)
 	q, scale := Load(Param("q"), GP64()), Load(Param("scale"), GP64())
