@@ -301,7 +301,7 @@ func (c *calibrated) matrix(d Decision, in *quant.Inputs, limit float32) error {
 		return err
 	}
 	o := outcome{digest: packed.Sum(result.Matrix.Data), source: source, calibration: &CalibrationFigures{
-		Error: result.Error, Damping: in.Damping, DampingRaised: in.Raised, DeadInputs: in.Dead, Range: limit,
+		Error: result.Error, Damping: in.Damping, DampingRaised: in.Raised, DeadInputs: in.Dead, Inputs: len(c.options.Calibration.Sequences) * c.length, Channels: in.N, Range: limit,
 	}}
 	if err := c.work.finish(t.Name, o); err != nil {
 		return err
@@ -364,5 +364,7 @@ type CalibrationFigures struct {
 	Damping       float64 `json:"damping"`
 	DampingRaised bool    `json:"damping_raised,omitempty"`
 	DeadInputs    int     `json:"dead_inputs,omitempty"`
+	Inputs        int     `json:"inputs"`          // that were seen
+	Channels      int     `json:"channels"`        // of each
 	Range         float32 `json:"range,omitempty"` // of activations, where it is static
 }

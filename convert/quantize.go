@@ -292,14 +292,22 @@ func (r *Result) Shortfalls() []string {
 	for _, name := range r.Unscaled {
 		lines = append(lines, fmt.Sprintf("%s: its input is not scaled, since a layer that shares it is not quantized here", name))
 	}
+	few, seen := 0, 0
 	for _, name := range slices.Sorted(maps.Keys(r.Calibrated)) {
 		f := r.Calibrated[name]
 		if f.DampingRaised {
 			lines = append(lines, fmt.Sprintf("%s: its Hessian needed damping of %g of the mean diagonal", name, f.Damping))
 		}
+		if f.Inputs < f.Channels {
+			few++
+			seen = f.Inputs
+		}
 		if f.DeadInputs > 0 {
 			lines = append(lines, fmt.Sprintf("%s: %d input channels were zero throughout the calibration data", name, f.DeadInputs))
 		}
+	}
+	if few > 0 {
+		lines = append(lines, fmt.Sprintf("%d layers have more input channels than the %d inputs that were seen, too few to tell channels apart: give more text", few, seen))
 	}
 	return lines
 }

@@ -264,6 +264,14 @@ func (c *recipeCalibration) apply(r *Recipe) (err error) {
 	return err
 }
 
+// MarshalYAML writes whole numbers without a point.
+func (n number) MarshalYAML() (any, error) {
+	if f := float64(n); f == math.Trunc(f) && math.Abs(f) < 1<<53 {
+		return int64(f), nil
+	}
+	return float64(n), nil
+}
+
 // numbered gives a number as a file has it.
 func numbered[T int | float64](v T) *number {
 	n := number(v)

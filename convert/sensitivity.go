@@ -2,6 +2,7 @@ package convert
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 
@@ -76,6 +77,7 @@ func Mix(ctx context.Context, m *checkpoint.Model, r *Recipe, o Options) (*Mixed
 	if r.Budget.BitsPerWeight > 0 {
 		limit = int64(r.Budget.BitsPerWeight * float64(fixed.Weights()) / 8)
 	}
+	total := limit
 	out := &Mixed{Tokens: s.tokens()}
 	var open []Decision
 	var tensors [][]option
@@ -101,6 +103,13 @@ func Mix(ctx context.Context, m *checkpoint.Model, r *Recipe, o Options) (*Mixed
 		tensors = append(tensors, options)
 	}
 	a, err := assign(tensors, limit, r.Budget.Divergence)
+	var small *tooSmallError
+	if errors.As(err, &small) {
+		// In the terms of the budget, with the tensors that it does not decide over.
+		least := small.least + total - limit
+		return nil, fmt.Errorf("%w: %d bytes, %.3f bits per weight, are allowed; the smallest choice takes %d bytes, %.3f bits per weight, with the tensors that stay as they are",
+			ErrBudget, total, 8*float64(total)/float64(fixed.Weights()), least, 8*float64(least)/float64(fixed.Weights()))
+	}
 	if err != nil {
 		return nil, err
 	}

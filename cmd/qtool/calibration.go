@@ -93,6 +93,14 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		return usageError{err}
 	}
 	if budget.Set() {
+		for _, flag := range []string{"scheme", "bits", "group", "asymmetric"} {
+			if cmd.Flags().Changed(flag) {
+				return usagef("a budget chooses the schemes: --%s would say them too; --mix says which to choose from, --tensor decides for single tensors", flag)
+			}
+		}
+		if len(budget.Schemes) == 0 {
+			budget.Schemes = convert.DefaultSchemes() // a recipe keeps what they are today
+		}
 		r.Budget = &budget
 	} else if len(o.schemes) > 0 {
 		return usagef("--mix says what mixed precision chooses from: give --target-bpw, --target-size or --max-kld")

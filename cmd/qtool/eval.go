@@ -81,7 +81,13 @@ func (o *evalOptions) request(cmd *cobra.Command) (eval.Request, error) {
 		}
 		*g.limit = &v
 	}
+	if r.Limits.MinTop1 != nil && (*r.Limits.MinTop1 < 0 || *r.Limits.MinTop1 > 1) {
+		return r, usagef("--min-top1 %s: expected a share from 0 to 1, or 0%% to 100%%", o.minTop1)
+	}
 	if cmd.Flags().Changed("max-kld") {
+		if !(o.maxKLD >= 0) {
+			return r, usagef("--max-kld %g: expected a divergence of 0 or more", o.maxKLD)
+		}
 		r.Limits.MaxKLD = &o.maxKLD
 	}
 	return r, nil

@@ -82,7 +82,7 @@ func newRoot() *cobra.Command {
 		Use:   "qtool",
 		Short: "Compress models for CPUs, and prove what accuracy is left",
 		Long: `qtool takes the trained weights of a LLaMA-family model (Hugging Face safetensors
-or GGUF), quantizes them to 8 or 4 bits, writes one packed file, and measures on
+or GGUF), quantizes them to 8, 4 or 3 bits, writes one packed file, and measures on
 that very file, run by its own CPU engine, how much accuracy is left.
 
 A model is a path (a directory or a file), else a name looked up in

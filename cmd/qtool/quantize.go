@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -79,7 +81,7 @@ that file and the source on a text and prints the accuracy table.
 With --calib the model is run on a text block by block, and codes are chosen by
 what each layer computes from it (GPTQ, then coordinate descent), each block on
 what the quantized ones before it make of the text. --bits 4 then stands for
-w4g16nlk. Without, weights are rounded to nearest, scales searched for least
+w4g16nlk, --bits 3 for w3g16nlk. Without, weights are rounded to nearest, scales searched for least
 squared error.
 
 Schemes: w3, w4, w8 with groups of 32, 64, 128 or 256 weights (w4g32), then a for
@@ -87,9 +89,10 @@ asymmetric, nl for a codebook fitted to the tensor, k for 6-bit scales in groups
 of 16 or 32, -s8 for calibrated ranges of activations: w4g128a, w4g32nl, w4g16nlk,
 w8-s8. Embedding and head get 8 bits unless told otherwise, norms stay as they are.
 
---target-bpw, --target-size, or --max-kld where no scheme is named, give each
-tensor a scheme of its own, by how much its quantization alone changes the
-predictions.
+With --calib, --target-bpw, --target-size, or --max-kld where no scheme is named,
+give each tensor a scheme of its own, by how much its quantization alone changes
+the predictions of the calibration text. --max-kld is a gate all the same: another
+text may diverge more.
 
 A run that is stopped, even killed, is taken up where it was by the same command.
 The same source, data and flags give the same bytes; with calibration, on the same
@@ -106,7 +109,7 @@ level of instructions (QTOOL_CPU).`,
 	o.eval.addFlags(cmd)
 	f := cmd.Flags()
 	f.IntVar(&o.bits, "bits", 4, "bits of the linear layers' weights: 3, 4 or 8")
-	f.IntVar(&o.group, "group", 0, "weights that share a scale: 32, 64, 128, 256 (default: 32 at 4 bits, 128 at 8)")
+	f.IntVar(&o.group, "group", 0, "weights that share a scale: 32, 64, 128, 256 (default: 32 at 3 and 4 bits, 128 at 8)")
 	f.BoolVar(&o.asymmetric, "asymmetric", false, "a zero point for each group")
 	f.StringVar(&o.scheme, "scheme", "", "scheme of the linear layers, in place of --bits, --group, --asymmetric: w4g128a, w8, …")
 	f.StringVar(&o.embeddings, "embeddings", "w8", "scheme or type of the token embedding: w8, w4g32, f16, keep, …")
@@ -118,7 +121,7 @@ level of instructions (QTOOL_CPU).`,
 	f.StringArrayVar(&o.overrides, "tensor", nil, "PATTERN=SCHEME for tensors by name; * matches within dots, ** anything; the last match counts")
 	f.StringVarP(&o.output, "output", "o", "", "packed file to write (default: MODEL-w4.qpk in the current folder)")
 	f.BoolVar(&o.clamp, "clamp", false, "cut values beyond the range of a plain type instead of failing")
-	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and stop; only headers are read")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and stop; only headers are read, but for a budget, which is measured")
 	f.BoolVar(&o.noEval, "no-eval", false, "do not measure the result")
 	f.BoolVar(&o.strict, "strict", false, "fail where the result is less than what was asked for: values clamped, warnings of the plan")
 	f.BoolVar(&o.asJSON, "json", false, "print one JSON object")
@@ -126,8 +129,9 @@ level of instructions (QTOOL_CPU).`,
 	return cmd
 }
 
-// calibratedDefault is the scheme of --bits 4 with calibration: of those up to 4.5 bits the one of least divergence.
-const calibratedDefault = "w4g16nlk"
+// calibratedDefaults are the schemes of --bits with calibration: of those of as many bits, half a bit for scales included, the ones of
+// least divergence.
+var calibratedDefaults = map[int]string{3: "w3g16nlk", 4: "w4g16nlk"}
 
 // recipe makes a recipe of the flags.
 func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
@@ -149,8 +153,8 @@ func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
 			}
 		}
 		name = o.scheme
-	} else if o.calibration.data != "" && o.bits == 4 && o.group == 0 && !o.asymmetric {
-		name = calibratedDefault
+	} else if o.calibration.data != "" && calibratedDefaults[o.bits] != "" && o.group == 0 && !o.asymmetric {
+		name = calibratedDefaults[o.bits]
 	} else if err := linear.Validate(); err != nil {
 		return convert.Recipe{}, usageError{err}
 	}
@@ -220,6 +224,15 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 	path, err := find(model)
 	if err != nil {
 		return err
+	}
+	if !o.dryRun && !o.noEval {
+		// Quantizing may take hours: what the evaluation will read must be there first.
+		if _, err := eval.FindText(o.eval.data, path); err != nil {
+			return err
+		}
+	}
+	if ext := strings.ToLower(filepath.Ext(o.output)); ext == ".gguf" || ext == ".safetensors" {
+		return usagef("-o %s: quantize writes packed files (.qpk); convert makes %s of one", o.output, ext)
 	}
 	if o.output == "" {
 		o.output = convert.OutputName(path, recipe.Linear)
@@ -346,6 +359,7 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 type mixedReport struct {
 	Predicted     float64               `json:"predicted_kld"`
 	Bound         float64               `json:"bound"`
+	Divergence    float64               `json:"divergence_limit,omitempty"` // where that is the budget, and the bound is of bytes
 	Tokens        int                   `json:"tokens"`
 	Sensitivities []convert.Sensitivity `json:"sensitivities"`
 }
@@ -370,8 +384,12 @@ func printMixed(w io.Writer, m *mixedReport) {
 	if m == nil {
 		return
 	}
-	fmt.Fprintf(w, "  mixed by the divergence that each tensor's own quantization costs on %s tokens: %.3g nats together by rounding to nearest, bound of any choice %.3g\n",
-		countText(int64(m.Tokens)), m.Predicted, m.Bound)
+	bound := fmt.Sprintf("less than %.3g", m.Bound)
+	if m.Divergence > 0 {
+		bound = fmt.Sprintf("less than %s in these tensors within %.3g", sizeText(int64(m.Bound)), m.Divergence)
+	}
+	fmt.Fprintf(w, "  mixed by the divergence that each tensor's own quantization costs on %s tokens: %.3g nats together by rounding to nearest; no choice could have %s\n",
+		countText(int64(m.Tokens)), m.Predicted, bound)
 }
 
 // mix chooses schemes where the recipe has a budget.
@@ -392,7 +410,7 @@ func (o *quantizeOptions) mix(ctx context.Context, m *checkpoint.Model, r *conve
 	if err != nil {
 		return nil, err
 	}
-	return &mixedReport{mixed.Predicted, mixed.Bound, mixed.Tokens, mixed.Sensitivities}, nil
+	return &mixedReport{mixed.Predicted, mixed.Bound, r.Budget.Divergence, mixed.Tokens, mixed.Sensitivities}, nil
 }
 
 // printPlan prints the decision for each tensor and what to expect.

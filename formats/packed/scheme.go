@@ -79,7 +79,10 @@ func ParseScheme(name string) (Scheme, error) {
 
 // Validate says what is wrong with the scheme.
 func (s Scheme) Validate() error {
-	if s.Bits != 3 && s.Bits != 4 && s.Bits != 8 || s.Bits == 3 && s.Asym {
+	if s.Bits == 3 && s.Asym {
+		return formats.Unsupported("", "", "weights of 3 bits have no zero point").WithHint("w3g32nl has a codebook instead")
+	}
+	if s.Bits != 3 && s.Bits != 4 && s.Bits != 8 {
 		return formats.Unsupported("", "", "weights of %d bits are not supported", s.Bits).WithHint("3, 4 and 8 are")
 	}
 	if s.Bits == 8 && (s.Codebook || s.TwoLevel) {

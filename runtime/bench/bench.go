@@ -239,8 +239,12 @@ func repeat(ctx context.Context, times, tokens int, run func() error, prepare ..
 	return Run{PerSec: mean, StdDev: math.Sqrt(square / float64(max(len(rates)-1, 1)))}, nil
 }
 
-// bandwidthBytes is more than the caches of any machine of today, for each thread.
-const bandwidthBytes = 256 << 20
+// bandwidthBytes is more than the caches of any machine of today, for each thread, as far as all threads together stay within
+// bandwidthLimit.
+const (
+	bandwidthBytes = 256 << 20
+	bandwidthLimit = 2 << 30
+)
 
 // Bandwidth is the bytes a second that the threads of a pool read from memory together, the best of five passes.
 func Bandwidth(p *pool.Pool) (float64, error) {
@@ -249,7 +253,7 @@ func Bandwidth(p *pool.Pool) (float64, error) {
 		return 0, err
 	}
 	threads := p.Threads()
-	data := make([]float32, threads*bandwidthBytes/4)
+	data := make([]float32, min(threads*bandwidthBytes, bandwidthLimit)/4)
 	const piece = 1 << 16 // elements: what one call reads
 	pieces := len(data) / piece
 	p.Run(pieces, func(_, i int) { // touched by the threads that will read it, so that pages are real

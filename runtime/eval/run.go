@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"qtool/formats/checkpoint"
@@ -46,10 +47,11 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 	report.Runtime = Runtime{CPU: model.engine.CPU(), Threads: model.engine.Threads(), NUMA: model.engine.NUMA(), KV: string(model.engine.KV())}
 	report.Warnings = append(report.Warnings, model.source.Warnings()...)
 
+	var base *loaded
 	var baseline Session
 	dirs := []string{folder(r.Model)}
 	if r.Baseline != "" {
-		base, err := load(r.Baseline, llama.Options{Threads: r.Threads, CPUs: r.CPUs, NUMA: r.NUMA})
+		base, err = load(r.Baseline, llama.Options{Threads: r.Threads, CPUs: r.CPUs, NUMA: r.NUMA})
 		if err != nil {
 			return nil, false, fmt.Errorf("baseline: %w", err)
 		}
@@ -76,6 +78,9 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 			r.Rule.Context, model.engine.Config().MaxPositions))
 	}
 	tokens := model.tokens.Encode(text.Content, tokenizer.Options{AddSpecial: true})
+	if base != nil && !slices.Equal(tokens, base.tokens.Encode(text.Content, tokenizer.Options{AddSpecial: true})) {
+		report.Warnings = append(report.Warnings, "the baseline's tokenizer cuts the text otherwise: figures against it mean little where the vocabularies differ")
+	}
 	if r.MaxTokens > 0 && len(tokens) > r.MaxTokens {
 		report.Warnings = append(report.Warnings, fmt.Sprintf("only the first %d of %d tokens were used", r.MaxTokens, len(tokens)))
 		tokens = tokens[:r.MaxTokens]
