@@ -47,6 +47,15 @@ func (c *Calibration) check(m *checkpoint.Model) error {
 	return nil
 }
 
+// tooLong says that sequences are longer than what the model was made for, if they are.
+func (c *Calibration) tooLong(m *checkpoint.Model) string {
+	most := m.Config().MaxPositions
+	if c == nil || most <= 0 || len(c.Sequences[0]) <= most {
+		return ""
+	}
+	return fmt.Sprintf("calibration sequences of %d tokens are longer than the %d that the model was made for: give --calib-context %d", len(c.Sequences[0]), most, most)
+}
+
 // errSeen ends a block once the inputs of the layers at hand have been seen.
 var errSeen = errors.New("inputs seen")
 
@@ -125,7 +134,7 @@ func (c *calibrated) run(ctx context.Context) (err error) {
 			}
 		}
 	}
-	return c.head()
+	return c.head(ctx)
 }
 
 // plainly quantizes one tensor without inputs, and lets it stand in the engine.
@@ -265,7 +274,7 @@ func (c *calibrated) matrices(ctx context.Context, open []Decision, in *quant.In
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := c.matrix(d, in, limit); err != nil {
+		if err := c.matrix(ctx, d, in, limit); err != nil {
 			return fmt.Errorf("tensor %q: %w", d.Tensor.Name, err)
 		}
 		c.done += int64(d.Tensor.Elements())
@@ -276,7 +285,7 @@ func (c *calibrated) matrices(ctx context.Context, open []Decision, in *quant.In
 	return nil
 }
 
-func (c *calibrated) matrix(d Decision, in *quant.Inputs, limit float32) error {
+func (c *calibrated) matrix(ctx context.Context, d Decision, in *quant.Inputs, limit float32) error {
 	t := d.Tensor
 	rows, cols := t.Rows(), t.Cols()
 	w := make([]float32, rows*cols)
@@ -291,7 +300,7 @@ func (c *calibrated) matrix(d Decision, in *quant.Inputs, limit float32) error {
 		}
 	}
 	options := c.plan.Recipe.matrix(*d.Scheme)
-	options.Range = limit
+	options.Range, options.Stop = limit, ctx.Err
 	result, err := quant.Matrix(c.solver, w, rows, cols, in, options)
 	if err != nil {
 		return err
@@ -310,7 +319,7 @@ func (c *calibrated) matrix(d Decision, in *quant.Inputs, limit float32) error {
 }
 
 // head quantizes an output projection of its own.
-func (c *calibrated) head() error {
+func (c *calibrated) head(ctx context.Context) error {
 	name := c.blocks.Head()
 	d, ok := c.decisions[name]
 	if !ok || name == c.engine.EmbeddingName() || d.Scheme == nil || d.Tensor.Packed() {
@@ -343,7 +352,7 @@ func (c *calibrated) head() error {
 	if err != nil {
 		return fmt.Errorf("inputs of %q: %w", name, err)
 	}
-	return c.matrices(context.Background(), []Decision{d}, in, c.limit(ranges))
+	return c.matrices(ctx, []Decision{d}, in, c.limit(ranges))
 }
 
 // sourceDigest is the digest of a tensor's values as a stream of it has.

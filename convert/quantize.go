@@ -46,6 +46,8 @@ type Result struct {
 	RoundedOnly []string
 	// Unscaled names the layers whose inputs were to be scaled and were not, since a layer that shares them is not quantized.
 	Unscaled []string
+	// TooLong says that calibration sequences were longer than what the model was made for.
+	TooLong string
 }
 
 // provenance is what a packed file says of its making.
@@ -76,7 +78,7 @@ func Quantize(ctx context.Context, m *checkpoint.Model, p *Plan, o Options) (*Re
 		}
 		p.Recipe.Kernels = set.Name
 	}
-	q := &quantization{model: m, plan: p, options: o, result: &Result{Warnings: warnings}}
+	q := &quantization{model: m, plan: p, options: o, result: &Result{Warnings: warnings, TooLong: o.Calibration.tooLong(m)}}
 	q.contents = packed.Contents{Files: files}
 	for _, d := range p.Decisions {
 		q.contents.Entries = append(q.contents.Entries, packed.Entry{Name: d.Tensor.Name, Shape: d.Tensor.Shape, Scheme: d.Scheme, DType: d.DType})
@@ -291,6 +293,9 @@ func (r *Result) Shortfalls() []string {
 	}
 	for _, name := range r.Unscaled {
 		lines = append(lines, fmt.Sprintf("%s: its input is not scaled, since a layer that shares it is not quantized here", name))
+	}
+	if r.TooLong != "" {
+		lines = append(lines, r.TooLong)
 	}
 	few, seen := 0, 0
 	for _, name := range slices.Sorted(maps.Keys(r.Calibrated)) {

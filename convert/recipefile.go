@@ -243,8 +243,8 @@ func (c *recipeCalibration) apply(r *Recipe) (err error) {
 	if r.Context < 2 || r.Sequences < 1 {
 		return fmt.Errorf("context and sequences: expected 2 tokens or more and 1 sequence or more, found %d and %d", r.Context, r.Sequences)
 	}
-	if !(r.Damping > 0) || r.Damping > 10 || r.Refine < 0 {
-		return fmt.Errorf("damping and refine: expected more than 0, up to 10, and 0 rounds or more, found %g and %d", r.Damping, r.Refine)
+	if !(r.Damping >= 1e-6) || r.Damping > 10 || r.Refine < 0 || r.Refine > 100 {
+		return fmt.Errorf("damping and refine: expected 0.000001 to 10, and 0 to 100 rounds, found %g and %d", r.Damping, r.Refine)
 	}
 	if r.Method, err = quant.ParseMethod(c.Method); err != nil {
 		return err

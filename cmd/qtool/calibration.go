@@ -83,8 +83,13 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		}
 		return nil
 	}
-	if !(o.damping > 0) || o.damping > 10 || o.refine < 0 || o.context < 2 || o.samples < 1 {
-		return usagef("expected a --damping above 0 and up to 10, --refine of 0 or more, --calib-context of 2 or more, --calib-samples of 1 or more")
+	switch corpus.Kind(o.kind) {
+	case corpus.Auto, corpus.Text, corpus.JSONLines, corpus.Tokens:
+	default:
+		return usagef("--calib-kind %s: expected text, jsonl or tokens", o.kind)
+	}
+	if !(o.damping >= 1e-6) || o.damping > 10 || o.refine < 0 || o.refine > 100 || o.context < 2 || o.samples < 1 {
+		return usagef("expected a --damping from 0.000001 to 10, --refine from 0 to 100, --calib-context of 2 or more, --calib-samples of 1 or more")
 	}
 	for _, s := range o.schemes {
 		budget.Schemes = append(budget.Schemes, convert.Choice(s))
@@ -118,6 +123,9 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 	}
 	if r.Scaling, err = quant.ParseScaling(o.scaling); err != nil {
 		return usageError{err}
+	}
+	if r.Scaling == quant.SmoothQuant && !hasStatic(r) {
+		return usagef("--scaling smoothquant is for schemes that end in -s8; awq is for the others")
 	}
 	if hasStatic(r) {
 		r.Ranges = ranges
@@ -193,7 +201,7 @@ func parseSize(s string) (int64, error) {
 			continue
 		}
 		f, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
-		if err != nil || !(f > 0) || f*u.bytes > 1e18 {
+		if err != nil || !(f*u.bytes >= 1) || f*u.bytes > 1e18 {
 			break
 		}
 		return int64(f * u.bytes), nil

@@ -36,6 +36,8 @@ type MatrixOptions struct {
 	// Refine is the number of rounds in which codes and scales are changed one by one where that lowers the error of the layer's
 	// output, after all are chosen.
 	Refine int
+	// Stop, if set, ends the work where it gives an error, which Matrix then returns.
+	Stop func() error
 	// Range of activations, for a scheme with static ones.
 	Range float32
 }
@@ -157,7 +159,9 @@ func (m *matrixJob) unit(i int, scratch *linalg.Scratch) error {
 		s.Dequantize(u.values[r*cols:(r+1)*cols], u.codes[r], m.book)
 	}
 	if m.in != nil {
-		m.refine(u, scratch)
+		if err := m.refine(u, scratch); err != nil {
+			return err
+		}
 		m.losses[i], m.powers[i] = m.measure(u, scratch)
 	}
 	size := s.PanelBytes(cols)
@@ -245,7 +249,7 @@ func (m *matrixJob) gptq(u *unitRows, scratch *linalg.Scratch) {
 // refine lowers the error of the layer's output, (ŵ − w) H (ŵ − w)ᵀ for each row, by coordinate descent: each code in turn is set to the one
 // of least error while all others stay, then each scale by least squares for its codes. The error never rises: a change that would
 // raise it is not made.
-func (m *matrixJob) refine(u *unitRows, scratch *linalg.Scratch) {
+func (m *matrixJob) refine(u *unitRows, scratch *linalg.Scratch) error {
 	cols, k := m.cols, m.solver.Kernels()
 	block := max(columnBlock, m.options.Scheme.Group) // whole groups
 	gradient := make([]float32, u.n*block)
@@ -254,6 +258,11 @@ func (m *matrixJob) refine(u *unitRows, scratch *linalg.Scratch) {
 		diff[i] = v - m.w[u.first*cols+i]
 	}
 	for range m.options.Refine {
+		if m.options.Stop != nil {
+			if err := m.options.Stop(); err != nil {
+				return err
+			}
+		}
 		for at := 0; at < cols; at += block {
 			n := min(block, cols-at)
 			scratch.Mul(k, gradient, block, diff, cols, u.n, m.in.H[at*cols:], cols, n, cols)
@@ -262,6 +271,7 @@ func (m *matrixJob) refine(u *unitRows, scratch *linalg.Scratch) {
 			}
 		}
 	}
+	return nil
 }
 
 // descend changes codes and scales of n columns of a row, from column at on. gradient is H·diff of these columns, and diff what the row's
