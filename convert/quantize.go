@@ -289,7 +289,7 @@ func (q *quantization) tally(d Decision, o outcome) {
 func (r *Result) Shortfalls() []string {
 	var lines []string
 	for _, name := range r.RoundedOnly {
-		lines = append(lines, fmt.Sprintf("%s was rounded to nearest: nothing was known of its inputs when it was stored (a head that is the embedding too comes first)", name))
+		lines = append(lines, fmt.Sprintf("%s was rounded to nearest: nothing is known of its inputs", name))
 	}
 	for _, name := range r.Unscaled {
 		lines = append(lines, fmt.Sprintf("%s: its input is not scaled, since a layer that shares it is not quantized here", name))
