@@ -9,27 +9,22 @@ import (
 	"github.com/spf13/cobra"
 
 	"qtool/calibrate"
-	"qtool/calibrate/corpus"
 	"qtool/convert"
 	"qtool/convert/quant"
 	"qtool/formats/checkpoint"
 	"qtool/formats/packed"
-	"qtool/runtime/tokenizer"
 )
 
 // calibrationOptions are the flags that say how quantize uses calibration.
 type calibrationOptions struct {
-	data             string
-	context, samples int
-	method           string
-	refine           int
-	damping          float64
-	inOrder          bool
-	ranges           string
-	scaling          string
-	kind, field      string
-	memory           string
-	maxMemory        int64
+	dataOptions
+
+	method  string
+	refine  int
+	damping float64
+	inOrder bool
+	ranges  string
+	scaling string
 
 	targetBits float64
 	targetSize string
@@ -39,11 +34,7 @@ type calibrationOptions struct {
 func (o *calibrationOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.data, "calib", "", "data to calibrate on: a text, documents in JSON lines, or arrays of token ids in JSON lines")
-	f.StringVar(&o.kind, "calib-kind", "", "what the data are: text, jsonl or tokens (default: by the name and the first line)")
-	f.StringVar(&o.field, "calib-field", corpus.DefaultField, "field of a JSON line that holds the text or the tokens")
-	f.StringVar(&o.memory, "max-memory", "", "of hidden states, before they go to a temporary file beside the output: 8GB")
-	f.IntVar(&o.context, "calib-context", 512, "tokens of a calibration sequence")
-	f.IntVar(&o.samples, "calib-samples", 128, "calibration sequences at most")
+	o.dataOptions.addFlags(f, "")
 	f.StringVar(&o.method, "method", "gptq", "how codes are chosen with calibration: gptq, or rtn")
 	f.IntVar(&o.refine, "refine", 3, "rounds of coordinate descent on the error of a layer's output")
 	f.Float64Var(&o.damping, "damping", quant.DefaultDamping, "of the Hessian, as a share of its mean diagonal")
@@ -83,13 +74,11 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		}
 		return nil
 	}
-	switch corpus.Kind(o.kind) {
-	case corpus.Auto, corpus.Text, corpus.JSONLines, corpus.Tokens:
-	default:
-		return usagef("--calib-kind %s: expected text, jsonl or tokens", o.kind)
+	if !(o.damping >= 1e-6) || o.damping > 10 || o.refine < 0 || o.refine > 100 {
+		return usagef("expected a --damping from 0.000001 to 10, --refine from 0 to 100")
 	}
-	if !(o.damping >= 1e-6) || o.damping > 10 || o.refine < 0 || o.refine > 100 || o.context < 2 || o.samples < 1 {
-		return usagef("expected a --damping from 0.000001 to 10, --refine from 0 to 100, --calib-context of 2 or more, --calib-samples of 1 or more")
+	if err := o.check(); err != nil {
+		return err
 	}
 	for _, s := range o.schemes {
 		budget.Schemes = append(budget.Schemes, convert.Choice(s))
@@ -109,9 +98,6 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		r.Budget = &budget
 	} else if len(o.schemes) > 0 {
 		return usagef("--mix says what mixed precision chooses from: give --target-bpw, --target-size or --max-kld")
-	}
-	if err := o.setMemory(); err != nil {
-		return err
 	}
 	m, err := quant.ParseMethod(o.method)
 	if err != nil {
@@ -137,35 +123,12 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 	return nil
 }
 
-// setMemory reads --max-memory.
-func (o *calibrationOptions) setMemory() error {
-	if o.memory == "" {
-		return nil
-	}
-	n, err := parseSize(o.memory)
-	if err != nil {
-		return usagef("--max-memory: %w", err)
-	}
-	o.maxMemory = n
-	return nil
-}
-
 // read reads the calibration data, and notes their digest in the recipe; nil where there are none.
 func (o *calibrationOptions) read(m *checkpoint.Model, r *convert.Recipe) (*convert.Calibration, error) {
 	if o.data == "" {
 		return nil, nil
 	}
-	d, err := m.Vocabulary()
-	if err != nil {
-		return nil, err
-	}
-	t, err := tokenizer.New(d)
-	if err != nil {
-		return nil, err
-	}
-	s, err := corpus.Read(o.data, t, corpus.Options{
-		Kind: corpus.Kind(o.kind), Field: o.field, Context: r.Context, MaxSequences: r.Sequences, Vocab: m.Config().Vocab,
-	})
+	s, err := o.sequences(m, r.Context, r.Sequences)
 	if err != nil {
 		return nil, err
 	}
