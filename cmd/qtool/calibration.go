@@ -19,6 +19,7 @@ import (
 type calibrationOptions struct {
 	dataOptions
 
+	source  convert.Source // what the data turn out to be
 	method  string
 	refine  int
 	damping float64
@@ -33,7 +34,7 @@ type calibrationOptions struct {
 
 func (o *calibrationOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.data, "calib", "", "data to calibrate on: a text, documents in JSON lines, or arrays of token ids in JSON lines")
+	f.StringVar(&o.data, "calib", "", "data to calibrate on: a text, documents in JSON lines, arrays of token ids in JSON lines, a .qcal file, or an imatrix")
 	o.dataOptions.addFlags(f, "")
 	f.StringVar(&o.method, "method", "gptq", "how codes are chosen with calibration: gptq, or rtn")
 	f.IntVar(&o.refine, "refine", 3, "rounds of coordinate descent on the error of a layer's output")
@@ -58,6 +59,20 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		budget.Bytes = n
 	}
 	named := cmd.Flags().Changed("scheme") || cmd.Flags().Changed("bits") || cmd.Flags().Changed("group")
+	if err := o.detect(); err != nil {
+		return err
+	}
+	if o.source != convert.FromText {
+		if budget.Set() || len(o.schemes) > 0 {
+			return usagef("mixed precision measures predictions on a text: give --calib a text, %s is a file of statistics (%s)", o.data, o.source)
+		}
+		if limit > 0 && !named {
+			return usagef("--max-kld without a scheme chooses one for each tensor, which needs a text: name a --scheme or --bits and it is a gate alone")
+		}
+		if err := o.checkSource(cmd); err != nil {
+			return err
+		}
+	}
 	if limit > 0 && !budget.Set() && o.data != "" && !named {
 		budget.Divergence = limit
 	}
@@ -118,14 +133,19 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 	} else if cmd.Flags().Changed("activation-range") {
 		return usagef("--activation-range is for schemes that end in -s8")
 	}
-	r.Context, r.Sequences = o.context, o.samples
+	if r.Source = o.source; r.Source == convert.FromText {
+		r.Context, r.Sequences = o.context, o.samples
+	}
+	if r.Source == convert.FromQcal && r.Scaling != quant.NoScaling && hasStatic(r) && ranges != calibrate.MinMax {
+		return usagef("with a file of statistics, --scaling and static ranges go together with --activation-range minmax only: histograms are of channels as they were")
+	}
 	r.Method, r.Refine, r.Damping, r.InOrder = m, o.refine, o.damping, o.inOrder
 	return nil
 }
 
 // read reads the calibration data, and notes their digest in the recipe; nil where there are none.
 func (o *calibrationOptions) read(m *checkpoint.Model, r *convert.Recipe) (*convert.Calibration, error) {
-	if o.data == "" {
+	if o.data == "" || o.source != convert.FromText {
 		return nil, nil
 	}
 	s, err := o.sequences(m, r.Context, r.Sequences)
