@@ -72,6 +72,9 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		if err := o.checkSource(cmd); err != nil {
 			return err
 		}
+		if o.source == convert.FromImatrix && hasStatic(r) {
+			return usagef("schemes that end in -s8 need ranges of activations, which an imatrix does not have")
+		}
 	}
 	if limit > 0 && !budget.Set() && o.data != "" && !named {
 		budget.Divergence = limit
