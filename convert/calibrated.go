@@ -68,6 +68,7 @@ type calibrated struct {
 	solver *linalg.Solver
 	states *calibrate.States
 	length int // tokens of a sequence
+	seen   int // inputs that the statistics at hand are of
 	// kept holds the inputs of the last layer of the half block at hand, by sequence, once these were collected: so that nothing before them
 	// is computed again. It is empty where they would not fit into the memory that is allowed.
 	kept      [][]float32
@@ -85,7 +86,11 @@ func (q *quantization) calibrate(ctx context.Context) (err error) {
 		return err
 	}
 	cal := q.options.Calibration
-	c := &calibrated{quantization: q, length: len(cal.Sequences[0]), decisions: make(map[string]Decision), factors: make(map[string][]float32)}
+	c := &calibrated{quantization: q, decisions: make(map[string]Decision), factors: make(map[string][]float32)}
+	if cal != nil {
+		c.length = len(cal.Sequences[0])
+		c.seen = len(cal.Sequences) * c.length
+	}
 	if c.engine, err = llama.New(q.model, llama.Options{Threads: q.options.Threads, KV: llama.KVF32}); err != nil {
 		return err
 	}
@@ -99,6 +104,9 @@ func (q *quantization) calibrate(ctx context.Context) (err error) {
 		if _, ok := q.work.done[d.Tensor.Name]; ok {
 			c.done += int64(d.Tensor.Elements())
 		}
+	}
+	if q.options.Statistics != nil {
+		return c.byStatistics(ctx)
 	}
 	return c.run(ctx)
 }
@@ -183,7 +191,7 @@ func (c *calibrated) plainly(ctx context.Context, name string) error {
 
 // recall lets a finished tensor stand in the engine.
 func (c *calibrated) recall(d Decision) error {
-	if d.Scheme == nil {
+	if d.Scheme == nil || c.options.Statistics != nil {
 		return nil
 	}
 	place := c.places[d.Tensor.Name]
@@ -244,6 +252,9 @@ func (c *calibrated) group(ctx context.Context, layer int, half llama.Half, name
 	}
 	if len(open) == 0 {
 		return nil
+	}
+	if c.options.Statistics != nil {
+		return c.known(ctx, open)
 	}
 	gram, ranges, err := c.collect(ctx, layer, half, open[0].Tensor.Cols(), names[0], static(open))
 	if err != nil {
@@ -356,6 +367,11 @@ func (c *calibrated) matrix(ctx context.Context, d Decision, in *quant.Inputs, l
 	}
 	it := packing(c.solver.Kernels(), t, *d.Scheme, c.plan.Recipe.Rule)
 	source := sourceDigest(&it, w)
+	if s := c.options.Statistics; s != nil {
+		if err := s.verify(t.Name, sumFloats(w)); err != nil {
+			return err
+		}
+	}
 	if factors := c.factors[t.Name]; factors != nil {
 		for i := range w {
 			w[i] *= factors[i%cols]
@@ -372,10 +388,13 @@ func (c *calibrated) matrix(ctx context.Context, d Decision, in *quant.Inputs, l
 		return err
 	}
 	o := outcome{digest: packed.Sum(result.Matrix.Data), source: source, calibration: &CalibrationFigures{
-		Error: result.Error, Damping: in.Damping, DampingRaised: in.Raised, DeadInputs: in.Dead, Inputs: len(c.options.Calibration.Sequences) * c.length, Channels: in.N, Range: limit,
+		Error: result.Error, Damping: in.Damping, DampingRaised: in.Raised, DeadInputs: in.Dead, Inputs: c.seen, Channels: in.N, Range: limit,
 	}}
 	if err := c.work.finish(t.Name, o); err != nil {
 		return err
+	}
+	if c.options.Statistics != nil {
+		return nil // nothing is run
 	}
 	return c.blocks.Replace(t.Name, result.Matrix)
 }

@@ -90,6 +90,8 @@ type Recipe struct {
 	Head       Choice     `json:"head"`       // the output projection
 	Rule       quant.Rule `json:"scale_rule"`
 	Overrides  []Override `json:"overrides,omitempty"`
+	// Source says what calibration stands on; empty for a text.
+	Source Source `json:"calibrated_by,omitempty"`
 	// Method, Refine, Damping and Order say how linear layers are quantized by calibration; without it the method is rtn.
 	Method  quant.Method `json:"method,omitempty"`
 	Refine  int          `json:"refine,omitempty"`   // rounds of coordinate descent
@@ -128,8 +130,10 @@ func (r Recipe) Validate() error {
 			return err
 		}
 	}
-	_, err := quant.ParseRule(string(r.Rule))
-	return err
+	if _, err := quant.ParseRule(string(r.Rule)); err != nil {
+		return err
+	}
+	return r.sourceCheck()
 }
 
 // inputs are the options for preparing the statistics of a layer's inputs.

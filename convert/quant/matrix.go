@@ -62,7 +62,7 @@ func Matrix(s *linalg.Solver, w []float32, rows, cols int, in *Inputs, o MatrixO
 	if in != nil && in.N != cols {
 		return nil, fmt.Errorf("%w: of %d channels, the matrix has %d columns", ErrInputs, in.N, cols)
 	}
-	if in == nil && (o.Method != RTN || o.Refine > 0) {
+	if (in == nil || in.H == nil) && (o.Method != RTN || o.Refine > 0) {
 		return nil, fmt.Errorf("%w: %s needs them", ErrInputs, o.Method)
 	}
 	m := &matrixJob{solver: s, w: w, rows: rows, cols: cols, in: in, options: o}
@@ -160,8 +160,10 @@ func (m *matrixJob) unit(i int, scratch *linalg.Scratch) error {
 		s.Dequantize(u.values[r*cols:(r+1)*cols], u.codes[r], m.book)
 	}
 	if m.in != nil {
-		if err := m.refine(u, scratch); err != nil {
-			return err
+		if m.in.H != nil {
+			if err := m.refine(u, scratch); err != nil {
+				return err
+			}
 		}
 		m.losses[i], m.powers[i] = m.measure(u, scratch)
 	}
@@ -193,6 +195,14 @@ const (
 // measure gives the squared error of the unit's outputs and their square, both summed over rows and averaged over inputs.
 func (m *matrixJob) measure(u *unitRows, scratch *linalg.Scratch) (loss, power float64) {
 	cols, step := m.cols, 1
+	if m.in.H == nil { // as if channels were not correlated
+		for i, v := range u.values {
+			w, d := float64(m.w[u.first*cols+i]), float64(v-m.w[u.first*cols+i])
+			by := float64(m.importance[i%cols])
+			loss, power = loss+by*d*d, power+by*w*w
+		}
+		return loss, power
+	}
 	if m.rows > measuredWhole {
 		step = measuredRows
 	}
