@@ -154,9 +154,15 @@ func run(c scenario, nodes map[int]numa.Set, weights int64) (string, error) {
 	for _, r := range best.ranges {
 		fmt.Printf("memory %x, %d kB of addresses: prefers node %d, has kB by node %v\n", r.Start, r.Bytes>>10, r.Node, kilobytes(r.Pages))
 	}
+	free := 0
 	for _, t := range best.threads {
+		if t.CPUs.String() == online(nodes).String() {
+			free++
+			continue
+		}
 		fmt.Printf("thread %d may run on CPUs %s\n", t.ID, t.CPUs)
 	}
+	fmt.Printf("%d other threads may run anywhere\n", free)
 	e := proof.Expectation{Nodes: nodes, Threads: c.threads, Single: c.single, Weights: weights, Arena: 60 << 20}
 	if faults := proof.Check(e, best.ranges, best.threads); len(faults) > 0 {
 		return "", fmt.Errorf("%s", strings.Join(faults, "; "))
@@ -165,6 +171,14 @@ func run(c scenario, nodes map[int]numa.Set, weights int64) (string, error) {
 		return "", fmt.Errorf("the report does not say %q", c.figures)
 	}
 	return stdout.String(), nil
+}
+
+// online gives the CPUs of all nodes.
+func online(nodes map[int]numa.Set) (all numa.Set) {
+	for _, cpus := range nodes {
+		all = all.Or(cpus)
+	}
+	return all
 }
 
 func kilobytes(pages map[int]int64) map[int]int64 {
