@@ -27,7 +27,7 @@ haswell() {
 for package in kernel llama; do
 	for level in avx2 ""; do
 		echo "== tests of $package, QTOOL_CPU=$level"
-		# Left out: 4,000 tokens generated to count allocations, which takes an hour here and no other instruction.
+		# Left out: 4,000 tokens generated to count allocations, which takes too long here and no other instruction.
 		(cd "runtime/$package" && QTOOL_CPU=$level haswell "$work/$package.test" -test.short -test.skip TestDecodeAllocatesNothing -test.timeout 30m)
 	done
 done
