@@ -228,6 +228,16 @@ func (t *Tensor) ReadAll(dst []float32) error {
 	return mapped.Guard(func() error { return t.ReadRows(dst, 0, t.Rows(), &Reader{}) })
 }
 
+// CopyRows copies the rows first … first+n-1 of a matrix to dst, which has room for just them, and gives a tensor of n
+// rows that reads them there, with the same values. Advice about it is about the file still.
+func (t *Tensor) CopyRows(dst []byte, first, n int) *Tensor {
+	t.ReadRaw(dst, first, n)
+	out := *t
+	out.Shape = []int{n, t.Cols()}
+	out.data, out.permute = dst, 0
+	return &out
+}
+
 // decode decodes values in the container's order.
 func (t *Tensor) decode(dst []float32, src []byte) error {
 	switch t.storage.dtype {

@@ -40,7 +40,7 @@ type Report struct {
 	SizeBytes int64              `json:"size_bytes"`
 	CPU       string             `json:"cpu"`
 	Threads   []int              `json:"threads"`
-	NUMA      string             `json:"numa"`           // where threads ran, of each count of them
+	NUMA      string             `json:"numa"`           // where threads ran and weights were, of each count of threads
 	KV        string             `json:"kv"`             // type of keys and values
 	Bandwidth map[string]float64 `json:"bandwidth_gbps"` // read by that many threads
 	Runs      []Run              `json:"runs"`
@@ -141,6 +141,7 @@ func measure(ctx context.Context, e *llama.Engine, o Options, say func(string)) 
 	if o.Prefill > 0 {
 		say("prefill")
 		s, prompt := e.NewSession(o.Prefill), tokens(e, o.Prefill)
+		defer s.Close()
 		r, err := repeat(ctx, o.Repeat, o.Prefill, func() error {
 			s.Reset()
 			return s.Forward(prompt, len(prompt)-1, ignore)
@@ -157,6 +158,7 @@ func measure(ctx context.Context, e *llama.Engine, o Options, say func(string)) 
 	for _, depth := range o.Depth {
 		say(fmt.Sprintf("a context of %d", depth))
 		past := e.NewSession(depth + o.Decode + 1)
+		defer past.Close()
 		if err := past.Forward(tokens(e, depth+1), depth+1, nil); err != nil {
 			return nil, err
 		}
@@ -178,6 +180,7 @@ func decode(ctx context.Context, e *llama.Engine, o Options, past *llama.Session
 	sessions := make([]*llama.Session, batch)
 	for i := range sessions {
 		sessions[i] = past.Fork()
+		defer sessions[i].Close()
 	}
 	next := tokens(e, batch)
 	r, err := repeat(ctx, o.Repeat, o.Decode*batch, func() error {

@@ -46,6 +46,7 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 	report.SizeBytes, report.BitsPerWeight = model.source.Size()
 	report.Runtime = Runtime{CPU: model.engine.CPU(), Threads: model.engine.Threads(), NUMA: model.engine.NUMA(), KV: string(model.engine.KV())}
 	report.Warnings = append(report.Warnings, model.source.Warnings()...)
+	report.Warnings = append(report.Warnings, model.engine.Shortfalls()...)
 
 	var base *loaded
 	var baseline Session

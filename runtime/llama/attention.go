@@ -31,7 +31,8 @@ type row struct {
 // plan is the attention of a batch in the layers of one window, 0 for none.
 type plan struct {
 	window int
-	units  []unit
+	units  []unit // by the part of the pool whose memory has the head
+	counts []int  // of units, by part
 	joins  []join
 	dim    int // of a query's part, padded
 	parts  []float32
@@ -73,19 +74,34 @@ func (s *Session) planAttention() {
 		}
 		for i := range s.plans {
 			s.plans[i].dim = padded(c.HeadDim)
+			s.plans[i].counts = make([]int, len(s.engine.heads)-1)
 		}
 	}
 	for i := range s.plans {
-		s.plans[i].fill(s.rows, c.KVHeads, c.Heads/c.KVHeads)
+		s.plans[i].fill(s.rows, s.engine.heads, c.Heads/c.KVHeads)
 	}
 }
 
-// fill lists the work for a batch. Where a sequence has few rows, they are computed together and its positions are cut
+// fill lists the work for a batch; part i of the pool has the heads ends[i] … ends[i+1]-1 of keys and values. Where a sequence has few rows, they are computed together and its positions are cut
 // into segments; where it has many, the rows are cut.
-func (p *plan) fill(rows []row, heads, group int) {
+func (p *plan) fill(rows []row, ends []int, group int) {
 	p.units, p.joins = p.units[:0], p.joins[:0]
-	step := max(1, queryRows/group)
 	slots := 0
+	for i := range p.counts {
+		before := len(p.units)
+		slots = p.fillHeads(rows, ends[i], ends[i+1], group, slots)
+		p.counts[i] = len(p.units) - before
+	}
+	p.parts = room(p.parts, slots*p.dim)
+	if cap(p.levels) < slots {
+		p.levels = make([]level, slots)
+	}
+	p.levels = p.levels[:slots]
+}
+
+// fillHeads lists the work of the heads low … high-1, and gives the number of slots taken so far.
+func (p *plan) fillHeads(rows []row, low, high, group, slots int) int {
+	step := max(1, queryRows/group)
 	for first := 0; first < len(rows); {
 		n := 1
 		for first+n < len(rows) && rows[first+n].session == rows[first].session {
@@ -96,7 +112,7 @@ func (p *plan) fill(rows []row, heads, group int) {
 			tokens := min(step, n-at)
 			from, to := p.first(rows[first+at].position), rows[first+at+tokens-1].position+1
 			begin, end := from/segment, (to-1)/segment+1
-			for h := range heads {
+			for h := low; h < high; h++ {
 				u := unit{head: h, first: first + at, tokens: tokens, from: from, to: to, slot: -1}
 				if n > step || end-begin == 1 {
 					p.units = append(p.units, u)
@@ -112,11 +128,7 @@ func (p *plan) fill(rows []row, heads, group int) {
 		}
 		first += n
 	}
-	p.parts = room(p.parts, slots*p.dim)
-	if cap(p.levels) < slots {
-		p.levels = make([]level, slots)
-	}
-	p.levels = p.levels[:slots]
+	return slots
 }
 
 // first is the first position that one attends to.
@@ -174,9 +186,12 @@ func (s *Session) placeKeys(_, t int) {
 	}
 }
 
-// attend does a unit of attention.
-func (s *Session) attend(worker, i int) {
+// attend does a unit of attention of a part of the pool.
+func (s *Session) attend(worker, part, i int) {
 	e, c, p := s.engine, s.engine.config, s.planOf(s.layer)
+	for _, n := range p.counts[:part] {
+		i += n
+	}
 	u, a := &p.units[i], &e.scratch[worker].attention
 	group := c.Heads / c.KVHeads
 	n := u.tokens * group

@@ -20,7 +20,7 @@ func attentionOf(t testing.TB, set *kernel.Set, kv KVType, c arch.Config, thread
 	c.Layers, c.RotaryDim, c.AttnScale, c.NormEps = 1, 2, 1/math.Sqrt(float64(c.HeadDim)), 1e-6
 	c.Rope = arch.Rope{Kind: arch.RopeDefault, Theta: 10000}
 	c.LayerSliding = []bool{c.SlidingWindow > 0}
-	e := &Engine{config: &c, kernels: set, kv: kv, ropes: ropes(&c), layers: make([]layer, 1), pool: pool.New(threads)}
+	e := &Engine{config: &c, kernels: set, kv: kv, ropes: ropes(&c), layers: make([]layer, 1), pool: pool.New(threads), heads: []int{0, c.KVHeads}}
 	e.scratch = make([]workerScratch, e.pool.Threads())
 	t.Cleanup(e.Close)
 	return e
@@ -46,7 +46,7 @@ func feed(t *testing.T, s *Session, qkv []float32, rows int, sizes ...int) []flo
 		e.pool.Run(n, s.steps.place)
 		require.NoError(t, s.failed.take())
 		p := s.planOf(0)
-		e.pool.Run(len(p.units), s.steps.attend)
+		e.pool.RunParts(p.counts, s.steps.attend)
 		e.pool.Run(len(p.joins), s.steps.join)
 		out = append(out, s.mixed[:n*c.QDim()]...)
 		at += n
@@ -235,7 +235,7 @@ func BenchmarkAttention(b *testing.B) {
 				for b.Loop() {
 					s.planAttention()
 					p := s.planOf(0)
-					e.pool.Run(len(p.units), s.steps.attend)
+					e.pool.RunParts(p.counts, s.steps.attend)
 					e.pool.Run(len(p.joins), s.steps.join)
 				}
 				b.ReportMetric(float64(2*n*depth*c.QDim())*float64(b.N)/b.Elapsed().Seconds()/1e9, "GMAC/s")

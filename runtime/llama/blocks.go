@@ -189,6 +189,7 @@ func (b *Blocks) Replace(name string, m packed.Matrix) error {
 		return fmt.Errorf("replace %q of shape [%d %d]: found [%d %d]", name, w.rows, w.cols, m.Rows, m.Cols)
 	}
 	w.matrix = &m
+	w.gather()
 	return nil
 }
 
@@ -203,8 +204,15 @@ func (b *Blocks) Restore(name string) error {
 	w, err := b.find(name)
 	if err == nil {
 		w.matrix = newLinear(w.tensor).matrix
+		w.gather()
 	}
 	return err
+}
+
+// gather makes what has come in the place of a matrix one share: where it is, no node is its own.
+func (l *linear) gather() {
+	l.shares = make([]share, len(l.shares))
+	l.shares[0] = share{rows: l.rows, tensor: l.tensor, matrix: l.matrix}
 }
 
 // NormBefore names the norm that gives the input of a linear layer of a block, and nothing else; false for a layer whose input comes from
@@ -246,15 +254,9 @@ func (b *Blocks) SetNorm(name string, factors []float32) error {
 // find finds a linear layer by the name of its weights.
 func (b *Blocks) find(name string) (*linear, error) {
 	e := b.engine
-	if e.head.tensor.Name == name {
-		return &e.head, nil
-	}
-	for i := range e.layers {
-		l := &e.layers[i]
-		for _, w := range []*linear{&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down} {
-			if w.tensor != nil && w.tensor.Name == name {
-				return w, nil
-			}
+	for w := range e.linears() {
+		if w.tensor.Name == name {
+			return w, nil
 		}
 	}
 	return nil, fmt.Errorf("the model has no linear layer %q", name)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"unsafe"
 
 	"qtool/runtime/kernel"
 )
@@ -48,12 +49,19 @@ type cache interface {
 	mix(out, factors, p []float32, queries, layer, head, first, n int)
 	// clone makes a cache with the same contents.
 	clone() cache
+	// release gives the memory back; the cache is empty then.
+	release()
 }
 
 // newCache makes an empty cache of so many layers.
 func (e *Engine) newCache(layers int) cache {
 	k, c := e.kernels, e.config
-	s := shape{layers: layers, heads: c.KVHeads, dim: padded(c.HeadDim)}
+	s := shape{layers: layers, dim: padded(c.HeadDim), memory: &e.memory, ends: e.heads}
+	for i := range len(e.heads) - 1 {
+		for range e.heads[i+1] - e.heads[i] {
+			s.part = append(s.part, i)
+		}
+	}
 	switch e.kv {
 	case KVF16:
 		return &pages[uint16]{shape: s, kernels: k, loops: &k.F16, encode: func(dst []uint16, x []float32) (float32, error) {
@@ -85,8 +93,14 @@ func (e *Engine) newCache(layers int) cache {
 // padded is the elements that a head takes in the cache: whole vectors, filled up with zeros.
 func padded(dim int) int { return (dim + 7) &^ 7 }
 
-// shape is what a cache holds for a position: a key and a value for each layer and head.
-type shape struct{ layers, heads, dim int }
+// shape is what a cache holds for a position: a key and a value for each layer and head. Each part of the engine's pool
+// has some of the heads in its charge, and the memory of its node has their keys and values.
+type shape struct {
+	layers, dim int
+	ends        []int // part i has the heads ends[i] … ends[i+1]-1
+	part        []int // of each head
+	memory      *memory
+}
 
 // pages is a cache of one element type, in pieces of so many positions that growing moves nothing.
 type pages[T float32 | uint16 | int8] struct {
@@ -98,12 +112,13 @@ type pages[T float32 | uint16 | int8] struct {
 	// scaled: scales are kept, else they are 1, and keys are the differences from that of their page's first position.
 	// The keys of a head have much in common, some elements far larger than the others: so less is rounded.
 	scaled bool
-	list   []pageOf[T]
+	list   [][]pageOf[T] // by positions, then by part
 }
 
-// pageOf holds neighbouring positions: [layers][heads][page][dim] elements, [layers][heads][page] scales,
-// [layers][heads][dim] origins.
+// pageOf holds neighbouring positions of the heads of a part: [layers][heads][page][dim] elements, [layers][heads][page]
+// scales, [layers][heads][dim] origins.
 type pageOf[T any] struct {
+	block                  []byte // what all that follows is in, of the arena; nil for memory of Go's
 	keys, values           []T
 	keyScales, valueScales []float32
 	origins                []float32
@@ -111,40 +126,87 @@ type pageOf[T any] struct {
 
 func (c *pages[T]) reserve(n int) {
 	for len(c.list)*page < n {
-		vectors := c.layers * c.heads * page
-		elements := make([]T, 2*vectors*c.dim)
-		p := pageOf[T]{keys: elements[:vectors*c.dim], values: elements[vectors*c.dim:]}
-		if c.scaled {
-			scales := make([]float32, 2*vectors+c.layers*c.heads*c.dim)
-			p.keyScales, p.valueScales, p.origins = scales[:vectors], scales[vectors:2*vectors], scales[2*vectors:]
+		parts := make([]pageOf[T], len(c.ends)-1)
+		for i := range parts {
+			parts[i] = c.take(i)
 		}
-		c.list = append(c.list, p)
+		c.list = append(c.list, parts)
 	}
+}
+
+// take makes room for a page of the heads of a part.
+func (c *pages[T]) take(part int) (p pageOf[T]) {
+	heads := c.layers * (c.ends[part+1] - c.ends[part])
+	if heads == 0 {
+		return p
+	}
+	vectors := heads * page
+	count, scaleCount := 2*vectors*c.dim, 0
+	if c.scaled {
+		scaleCount = 2*vectors + heads*c.dim
+	}
+	var elements []T
+	var scales []float32
+	if len(c.ends) > 2 {
+		// Elements are whole vectors of 8, so that scales behind them lie where they may.
+		size := count * int(unsafe.Sizeof(*new(T)))
+		p.block = c.memory.kv.take(size+4*scaleCount, c.memory.parts[part].Node)
+		elements = unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(p.block))), count)
+		if c.scaled {
+			scales = unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(p.block[size:]))), scaleCount)
+		}
+	} else {
+		elements, scales = make([]T, count), make([]float32, scaleCount)
+	}
+	p.keys, p.values = elements[:vectors*c.dim], elements[vectors*c.dim:]
+	if c.scaled {
+		p.keyScales, p.valueScales, p.origins = scales[:vectors], scales[vectors:2*vectors], scales[2*vectors:]
+	}
+	return p
+}
+
+func (c *pages[T]) release() {
+	for _, parts := range c.list {
+		for i, p := range parts {
+			if p.block != nil {
+				c.memory.kv.give(p.block, c.memory.parts[i].Node)
+			}
+		}
+	}
+	c.list = nil
 }
 
 func (c *pages[T]) clone() cache {
 	out := *c
 	out.list = nil
 	out.reserve(len(c.list) * page)
-	for i, p := range c.list {
-		to := &out.list[i]
-		copy(to.keys, p.keys)
-		copy(to.values, p.values)
-		copy(to.keyScales, p.keyScales)
-		copy(to.valueScales, p.valueScales)
-		copy(to.origins, p.origins)
+	for i, parts := range c.list {
+		for k, p := range parts {
+			to := &out.list[i][k]
+			copy(to.keys, p.keys)
+			copy(to.values, p.values)
+			copy(to.keyScales, p.keyScales)
+			copy(to.valueScales, p.valueScales)
+			copy(to.origins, p.origins)
+		}
 	}
 	return &out
 }
 
 // at finds the page of a position and the vector in it.
 func (c *pages[T]) at(layer, head, position int) (p *pageOf[T], vector int) {
-	return &c.list[position/page], (layer*c.heads+head)*page + position%page
+	return &c.list[position/page][c.part[head]], c.local(layer, head)*page + position%page
+}
+
+// local is the number of a head among those of its part.
+func (c *pages[T]) local(layer, head int) int {
+	part := c.part[head]
+	return layer*(c.ends[part+1]-c.ends[part]) + head - c.ends[part]
 }
 
 // origin is what the keys of a head are differences from.
 func (c *pages[T]) origin(p *pageOf[T], layer, head int) []float32 {
-	h := layer*c.heads + head
+	h := c.local(layer, head)
 	return p.origins[h*c.dim : (h+1)*c.dim]
 }
 
@@ -203,7 +265,7 @@ func (c *pages[T]) mix(out, factors, weights []float32, queries, layer, head, fi
 	}
 	var ahead []T // the keys of the next page
 	if next := first/page + 1; next < len(c.list) {
-		ahead = c.list[next].keys[(v-first%page)*c.dim:]
+		ahead = c.list[next][c.part[head]].keys[(v-first%page)*c.dim:]
 	}
 	c.loops.Mix(out, factors, weights, page, queries, c.dim, p.values[v*c.dim:], ahead, n)
 }

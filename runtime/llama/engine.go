@@ -46,6 +46,9 @@ type Engine struct {
 	norm            []float32
 	head            linear
 
+	memory  memory
+	counts  []int // of units of a step, by part of the pool
+	heads   []int // of keys and values: part i of the pool has those from heads[i] to heads[i+1]-1
 	scratch []workerScratch
 	work    work
 	doWork  func()            // what the pool calls for it
@@ -71,6 +74,7 @@ type linear struct {
 	rows   int
 	cols   int
 	bias   []float32 // nil for none
+	shares []share   // of each part of the pool
 }
 
 // workerScratch is what one worker of the pool needs for itself.
@@ -81,9 +85,11 @@ type workerScratch struct {
 	_         [128]byte // apart from the next worker's cache lines
 }
 
-// New prepares a model for running. The engine reads the weights of m in place: m must stay open
-// until Close.
-func New(m *checkpoint.Model, o Options) (*Engine, error) {
+// New prepares a model for running. On one node the engine reads the weights of m in place; where threads are placed on
+// several, it copies the matrices, a share of the rows of each to the memory of every node. m must stay open until Close.
+func New(m *checkpoint.Model, o Options) (*Engine, error) { return newEngine(m, o, system()) }
+
+func newEngine(m *checkpoint.Model, o Options, h host) (*Engine, error) {
 	set, err := kernel.Best()
 	if err != nil {
 		return nil, err
@@ -107,14 +113,18 @@ func New(m *checkpoint.Model, o Options) (*Engine, error) {
 	if load.err != nil {
 		return nil, load.err
 	}
-	if err := e.start(o); err != nil {
+	if err := e.start(o, h); err != nil {
 		return nil, err
 	}
 	return e, nil
 }
 
-// Close ends the engine's threads.
-func (e *Engine) Close() { e.pool.Close() }
+// Close ends the engine's threads and gives its memory back. Sessions must not be used afterwards.
+func (e *Engine) Close() {
+	e.pool.Close()
+	// Unmapping what was mapped does not fail.
+	_ = e.memory.release()
+}
 
 // Config describes the model.
 func (e *Engine) Config() *arch.Config { return e.config }
@@ -133,9 +143,6 @@ func (e *Engine) CPU() string { return e.kernels.Name }
 
 // KV is the type that sessions keep keys and values in.
 func (e *Engine) KV() KVType { return e.kv }
-
-// NUMA says how threads and weights are placed.
-func (e *Engine) NUMA() string { return e.pool.Placement().String() }
 
 // loader collects tensors and keeps the first error.
 type loader struct {

@@ -20,16 +20,6 @@ type product struct {
 	out []float32 // from the first token's first element on
 }
 
-// units is the number of pieces that a product is cut into, by rows alone: so no result depends on
-// the number of threads.
-func (p product) units() int {
-	n := rowsPerTile
-	if p.w.matrix != nil {
-		n = panelsPerUnit * packed.Panel
-	}
-	return (p.w.rows + n - 1) / n
-}
-
 // job is the products of one input in work.
 type job struct {
 	x              []float32
@@ -61,11 +51,13 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 		return err
 	}
 	needCodes, fine := false, false
-	total := 0
+	clear(e.counts)
 	for _, p := range products {
 		needCodes = needCodes || p.w.matrix != nil
 		fine = fine || p.fine()
-		total += p.units()
+		for i := range p.w.shares {
+			e.counts[i] += p.w.shares[i].units()
+		}
 	}
 	s.job = job{x: x, tokens: tokens, stride: stride, fine: fine, limit: products[0].limit(), products: append(s.job.products[:0], products...)}
 	if needCodes {
@@ -75,7 +67,7 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 		}
 		e.pool.Run(tokens, s.steps.quantize)
 	}
-	e.pool.Run(total, s.steps.multiply)
+	e.pool.RunParts(e.counts, s.steps.multiply)
 	return s.failed.take()
 }
 
@@ -95,20 +87,22 @@ func (s *Session) quantizeRow(worker, t int) {
 	}
 }
 
-// multiplyUnit does a unit of the job's products.
-func (s *Session) multiplyUnit(worker, unit int) {
+// multiplyUnit does a unit of a part's shares in the job's products. What a unit is follows from the rows alone: so no
+// result depends on the number of threads or nodes.
+func (s *Session) multiplyUnit(worker, part, unit int) {
 	j, w := &s.job, &s.engine.scratch[worker]
 	for i := range j.products {
 		p := &j.products[i]
-		n := p.units()
+		own := &p.w.shares[part]
+		n := own.units()
 		if unit >= n {
 			unit -= n
 			continue
 		}
-		if p.w.matrix != nil {
-			s.multiplyPanels(p, unit, j.tokens, j.stride, w)
+		if own.matrix != nil {
+			s.multiplyPanels(p, own, unit, j.tokens, j.stride, w)
 		} else {
-			s.failed.note(s.engine.multiplyTile(p, unit, j.tokens, j.stride, j.x, w))
+			s.failed.note(s.engine.multiplyTile(p, own, unit, j.tokens, j.stride, j.x, w))
 		}
 		return
 	}
@@ -139,12 +133,12 @@ func (p product) fine() bool {
 }
 
 // multiplyPanels multiplies a unit of a packed matrix.
-func (s *Session) multiplyPanels(p *product, unit, tokens, stride int, w *workerScratch) {
-	set, m := s.engine.kernels, *p.w.matrix
-	panel := unit * panelsPerUnit
-	panels := min(panelsPerUnit, m.PanelCount()-panel)
-	first := panel * packed.Panel
-	rows := min(panels*packed.Panel, p.w.rows-first)
+func (s *Session) multiplyPanels(p *product, own *share, unit, tokens, stride int, w *workerScratch) {
+	set, m := s.engine.kernels, *own.matrix
+	at := unit * panelsPerUnit * packed.Panel
+	rows := min(panelsPerUnit*packed.Panel, own.rows-at)
+	first := own.first + at
+	panel, panels := (first-own.base)/packed.Panel, (rows+packed.Panel-1)/packed.Panel
 	set.MulPanels(p.out[first:], stride, m, panel, panels, &s.codes, 0, tokens)
 	if p.fine() {
 		w.tile = room(w.tile, tokens*rows)
@@ -157,15 +151,16 @@ func (s *Session) multiplyPanels(p *product, unit, tokens, stride int, w *worker
 }
 
 // multiplyTile decodes a unit of a plain matrix and multiplies it.
-func (e *Engine) multiplyTile(p *product, unit, tokens, stride int, x []float32, s *workerScratch) error {
-	first := unit * rowsPerTile
-	n := min(rowsPerTile, p.w.rows-first)
-	cols := p.w.cols
-	tile, ok := p.w.tensor.Float32s(first, n)
+func (e *Engine) multiplyTile(p *product, own *share, unit, tokens, stride int, x []float32, s *workerScratch) error {
+	at := unit * rowsPerTile
+	n := min(rowsPerTile, own.rows-at)
+	first := own.first + at
+	cols, row := p.w.cols, first-own.base
+	tile, ok := own.tensor.Float32s(row, n)
 	if !ok {
 		s.tile = room(s.tile, n*cols)
 		tile = s.tile
-		if err := e.decodeRows(tile, p.w.tensor, first, n, s); err != nil {
+		if err := e.decodeRows(tile, own.tensor, row, n, s); err != nil {
 			return err
 		}
 	}

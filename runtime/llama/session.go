@@ -44,7 +44,10 @@ type Session struct {
 }
 
 // steps are the session's parallel loops: made once, since a function made for the pool is an allocation.
-type steps struct{ quantize, multiply, turn, place, attend, join, activate func(worker, i int) }
+type steps struct {
+	quantize, turn, place, join, activate func(worker, i int)
+	multiply, attend                      func(worker, part, i int)
+}
 
 // NewSession starts a sequence of at most context tokens. Memory for keys and values is taken as
 // the sequence grows.
@@ -54,7 +57,10 @@ func (e *Engine) NewSession(context int) *Session {
 
 func (e *Engine) newSession(context int, c cache) *Session {
 	s := &Session{engine: e, context: context, cache: c}
-	s.steps = steps{s.quantizeRow, s.multiplyUnit, s.turnHeads, s.placeKeys, s.attend, s.join, s.activateRow}
+	s.steps = steps{
+		quantize: s.quantizeRow, turn: s.turnHeads, place: s.placeKeys, join: s.join, activate: s.activateRow,
+		multiply: s.multiplyUnit, attend: s.attend,
+	}
 	return s
 }
 
@@ -70,6 +76,9 @@ func (s *Session) Fork() *Session {
 	f.tokens, f.long = append(f.tokens, s.tokens...), s.long
 	return f
 }
+
+// Close gives the memory of the session's keys and values back for others of the engine. It must not be used afterwards.
+func (s *Session) Close() { s.cache.release() }
 
 // Len is the number of tokens so far.
 func (s *Session) Len() int { return len(s.tokens) }
@@ -208,7 +217,7 @@ func (s *Session) attention(i, n int) error {
 		return err
 	}
 	p := s.planOf(i)
-	e.pool.Run(len(p.units), s.steps.attend)
+	e.pool.RunParts(p.counts, s.steps.attend)
 	e.pool.Run(len(p.joins), s.steps.join)
 	s.added = room(s.added, n*c.Hidden)
 	if err := s.multiply(s.mixed, n, c.Hidden, product{&l.o, s.added}); err != nil {

@@ -3,13 +3,16 @@ package llama
 import (
 	"qtool/formats/mapped"
 	"qtool/runtime/numa"
-	"qtool/runtime/pool"
 )
 
-// start starts the threads, where the options say.
-func (e *Engine) start(o Options) (err error) {
-	e.pool, err = pool.Place(numa.Options{Threads: o.Threads, CPUs: o.CPUs, NUMA: o.NUMA})
+// start starts the threads where the options say, and places the weights near them.
+func (e *Engine) start(o Options, h host) (err error) {
+	e.pool, err = h.pool(numa.Options{Threads: o.Threads, CPUs: o.CPUs, NUMA: o.NUMA})
 	if err != nil {
+		return err
+	}
+	if err := e.place(h); err != nil {
+		e.pool.Close()
 		return err
 	}
 	e.scratch = make([]workerScratch, e.pool.Threads())

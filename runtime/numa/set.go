@@ -108,6 +108,9 @@ func (s Set) And(other Set) Set {
 	return s.filter(other.Contains)
 }
 
+// Or gives what is in either set.
+func (s Set) Or(other Set) Set { return setOf(slices.Concat(s, other)) }
+
 // Without gives what is in s and not in other.
 func (s Set) Without(other Set) Set {
 	return s.filter(func(id int) bool { return !other.Contains(id) })

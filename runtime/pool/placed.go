@@ -83,6 +83,7 @@ func newPlaced(plan *numa.Plan, pin func(numa.Set) (numa.Set, error)) *Pool {
 			break
 		}
 	}
+	p.divide()
 	return p
 }
 
@@ -135,8 +136,11 @@ type lead struct {
 // task is a function to call, or a step to run.
 type task struct {
 	call func()
-	n    int
-	fn   func(worker, i int)
+
+	n      int // indices in all
+	fn     func(worker, i int)
+	counts []int // of each part, for byPart; else nil
+	byPart func(worker, part, i int)
 }
 
 // goexit is the result of a task that ended its goroutine.
@@ -202,7 +206,7 @@ func (p *Pool) attempt(t task) (failure any) {
 	if t.call != nil {
 		t.call()
 	} else {
-		p.step(t.n, t.fn)
+		p.step(t)
 	}
 	returned = true
 	return nil

@@ -46,8 +46,10 @@ type Pool struct {
 	_    [cacheLines - 8]byte
 
 	// Of the current step: written by the caller before the gate opens.
-	fn func(worker, i int)
-	n  int
+	task task
+
+	parts  []part // see Parts
+	partOf []int  // the part of each worker
 
 	turn    sync.Mutex
 	closed  bool
@@ -112,6 +114,7 @@ func New(threads int) *Pool {
 func prepare(threads int) *Pool {
 	threads = min(threads, maxThreads)
 	p := &Pool{done: make(chan struct{}, 1), workers: make([]worker, threads-1), spin: spin, refusals: make([]error, threads)}
+	p.parts, p.partOf = make([]part, 1), make([]int, threads)
 	p.placement = Placement{Workers: make([]numa.Worker, threads), Why: "off"}
 	for i := range p.placement.Workers {
 		p.placement.Workers[i].Node = -1
@@ -141,9 +144,13 @@ func (p *Pool) Threads() int { return len(p.workers) + 1 }
 // caller, see Panic. fn must not call Run of the same pool, nor runtime.Goexit. Run does not
 // allocate.
 func (p *Pool) Run(n int, fn func(worker, i int)) {
-	if n <= 0 {
-		return
+	if n > 0 {
+		p.run(task{n: n, fn: fn})
 	}
+}
+
+// run runs a step, on the lead where there is one.
+func (p *Pool) run(t task) {
 	switch {
 	case p.lead == nil:
 		p.turn.Lock()
@@ -152,35 +159,58 @@ func (p *Pool) Run(n int, fn func(worker, i int)) {
 			panic("pool: Run after Close")
 		}
 	case !p.leading():
-		p.hand(task{n: n, fn: fn})
+		p.hand(t)
 		return
-	case p.fn != nil:
+	case p.task.n != 0:
 		panic("pool: Run within Run")
 	}
-	p.step(n, fn)
+	p.step(t)
 }
 
 // step runs a step with the calling goroutine as worker 0.
-func (p *Pool) step(n int, fn func(worker, i int)) {
-	p.fn, p.n = fn, n
+func (p *Pool) step(t task) {
+	p.task = t
 	p.next.Store(0)
-	if n == 1 || len(p.workers) == 0 {
+	for i, n := range t.counts {
+		p.parts[i].n = int64(n)
+		p.parts[i].next.Store(0)
+	}
+	if t.n == 1 || len(p.workers) == 0 {
 		p.work(0)
 	} else {
 		// Nobody is inside: the last step ended with an empty gate.
 		p.gate.Store(p.gate.Load()&^(gateStep-1) + gateStep | gateOpen)
-		for i := range p.workers[:min(n-1, len(p.workers))] {
-			p.workers[i].unpark()
-		}
+		p.wake()
 		p.work(0)
 		p.wait()
 	}
-	p.fn = nil
+	p.task = task{}
 	if f := p.failure.Swap(nil); f != nil {
 		if _, ok := f.Value.(interface{ Addr() uintptr }); ok {
 			panic(f.Value)
 		}
 		panic(f)
+	}
+}
+
+// wake wakes parked workers, no more than have something to do.
+func (p *Pool) wake() {
+	t := &p.task
+	if t.counts == nil || t.n > len(p.workers) {
+		for i := range p.workers[:min(t.n-1, len(p.workers))] {
+			p.workers[i].unpark()
+		}
+		return
+	}
+	part, left := -1, 0
+	for i := range p.workers {
+		if own := p.partOf[i+1]; own != part {
+			part, left = own, t.counts[own]
+		}
+		if left > 0 {
+			left--
+			p.workers[i].unpark()
+		}
 	}
 }
 
@@ -206,11 +236,15 @@ func (p *Pool) Close() {
 func (p *Pool) work(worker int) {
 	defer func() {
 		if v := recover(); v != nil {
-			p.next.Store(int64(p.n))
+			p.drain()
 			p.failure.CompareAndSwap(nil, &Panic{Value: v, Stack: debug.Stack()})
 		}
 	}()
-	fn, n := p.fn, p.n
+	if p.task.counts != nil {
+		p.workParts(worker)
+		return
+	}
+	fn, n := p.task.fn, p.task.n
 	for {
 		i := int(p.next.Add(1)) - 1
 		if i >= n {
