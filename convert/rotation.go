@@ -1,10 +1,13 @@
 package convert
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 	"sync"
 
+	"qtool/convert/quant"
 	"qtool/formats"
 	"qtool/formats/arch"
 	"qtool/formats/checkpoint"
@@ -110,10 +113,10 @@ func (r *rotator) untie() (files map[string][]byte, warnings []string, err error
 	}
 	warnings = []string{fmt.Sprintf("rotation gives the model a head of its own, %d more weights: the embedding is no longer the same matrix once the final norm is part of the head",
 		m.Config().Vocab*m.Config().Hidden)}
-	if m.Container() == checkpoint.GGUF {
-		return nil, warnings, nil // its configuration is made from the view's
-	}
 	text, err := m.ReadFile(hfdir.ConfigName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, warnings, nil // a GGUF file, whose configuration is made from the view's
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -121,13 +124,11 @@ func (r *rotator) untie() (files map[string][]byte, warnings []string, err error
 	if err != nil {
 		return nil, nil, err
 	}
-	const key = "tie_word_embeddings"
-	at, end, value := root.Offset+1, root.Offset+1, "\n  \""+key+"\": false,"
-	if v, ok := root.Get(key); ok {
+	at, end, value := root.Offset+1, root.Offset+1, `"tie_word_embeddings": false, `
+	if v, ok := root.Get("tie_word_embeddings"); ok {
 		at, end, value = v.Offset, v.Offset+len("true"), "false"
 	}
-	changed := string(text[:at]) + value + string(text[end:])
-	return map[string][]byte{hfdir.ConfigName: []byte(changed)}, warnings, nil
+	return map[string][]byte{hfdir.ConfigName: []byte(string(text[:at]) + value + string(text[end:]))}, warnings, nil
 }
 
 // tensor gives the view's tensor of that specification, made of t.
@@ -240,6 +241,11 @@ func (w *turned) columns(dst []float32, first, n int, reader *checkpoint.Reader)
 		return err
 	}
 	cols := w.tensor.Cols()
+	for i, v := range dst[:n*cols] {
+		if v-v != 0 { // it would be everywhere
+			return rowError(w.tensor, first+i/cols, fmt.Errorf("column %d: %w", i%cols, quant.ErrNotFinite))
+		}
+	}
 	if w.gain != nil {
 		gain, err := w.gain()
 		if err != nil {
