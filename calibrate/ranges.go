@@ -48,7 +48,7 @@ type Histogram struct {
 const binBits = 16
 
 // NewHistogram returns an empty one.
-func NewHistogram() *Histogram { return &Histogram{bins: make([]int64, 0x7f80)} }
+func NewHistogram() *Histogram { return &Histogram{bins: make([]int64, HistogramBins)} }
 
 // Add takes in values, which must be finite.
 func (h *Histogram) Add(x []float32) {

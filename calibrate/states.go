@@ -3,6 +3,7 @@ package calibrate
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"unsafe"
 )
@@ -10,6 +11,7 @@ import (
 // States holds the hidden states of sequences between two blocks: in memory, or in a temporary file where they are more than that is to
 // take.
 type States struct {
+	n      int // sequences
 	size   int // elements of a sequence
 	held   [][]float32
 	file   *os.File
@@ -19,7 +21,7 @@ type States struct {
 // NewStates makes room for n sequences of size elements each. Beyond maxMemory bytes (0: no limit) they are kept in a file of the folder
 // dir that has no name, so that it is gone with the process, whatever happens.
 func NewStates(n, size int, maxMemory int64, dir string) (*States, error) {
-	s := &States{size: size}
+	s := &States{n: n, size: size}
 	if maxMemory > 0 && int64(n)*int64(size)*4 > maxMemory {
 		f, err := os.CreateTemp(dir, ".states-*")
 		if err != nil {
@@ -82,4 +84,38 @@ func (s *States) Close() error {
 // asBytes shows numbers as the bytes that they are in memory: the file is read by the process that wrote it.
 func asBytes(x []float32) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
+}
+
+// WriteTo writes the states of all sequences as ReadFrom of the same program reads them.
+func (s *States) WriteTo(w io.Writer) (int64, error) {
+	var total int64
+	for i := range s.n {
+		x, err := s.Get(i)
+		if err != nil {
+			return total, err
+		}
+		n, err := w.Write(asBytes(x))
+		total += int64(n)
+		if err != nil {
+			return total, fmt.Errorf("write hidden states: %w", err)
+		}
+	}
+	return total, nil
+}
+
+// ReadFrom reads the states of all sequences.
+func (s *States) ReadFrom(r io.Reader) (int64, error) {
+	var total int64
+	x := make([]float32, s.size)
+	for i := range s.n {
+		n, err := io.ReadFull(r, asBytes(x))
+		total += int64(n)
+		if err != nil {
+			return total, fmt.Errorf("read hidden states: %w", err)
+		}
+		if err := s.Put(i, x); err != nil {
+			return total, err
+		}
+	}
+	return total, nil
 }

@@ -3,6 +3,7 @@ package convert
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"sync"
 	"unsafe"
@@ -12,6 +13,7 @@ import (
 	"qtool/formats/checkpoint"
 	"qtool/formats/ggml"
 	"qtool/formats/half"
+	"qtool/formats/mapped"
 	"qtool/formats/packed"
 	"qtool/runtime/kernel"
 )
@@ -216,4 +218,15 @@ func blocks(t *checkpoint.Tensor, typ ggml.Type, shift float32) (item, error) {
 // rowError says which row of which tensor a value is in.
 func rowError(t *checkpoint.Tensor, row int, err error) error {
 	return fmt.Errorf("tensor %q, row %d: %w", t.Name, row, err)
+}
+
+// readGuarded reads rows of a tensor whose file may be cut short meanwhile.
+func readGuarded(t *checkpoint.Tensor, dst []float32, first, n int, r *checkpoint.Reader) error {
+	return mapped.Guard(func() error { return t.ReadRows(dst, first, n, r) })
+}
+
+// writeLittleEndian writes values to a hash; raw has room for them.
+func writeLittleEndian(h io.Writer, raw []byte, values []float32) {
+	half.EncodeF32(raw[:4*len(values)], values)
+	_, _ = h.Write(raw[:4*len(values)]) // a hash takes everything
 }

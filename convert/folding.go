@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"qtool/calibrate"
 	"qtool/convert/quant"
 	"qtool/formats"
 	"qtool/formats/half"
@@ -78,7 +79,13 @@ func (c *calibrated) channelFactors(ctx context.Context, layer int, half llama.H
 		}
 		matrices = append(matrices, quant.Weights{W: w, Rows: d.Tensor.Rows(), Scheme: *d.Scheme})
 	}
-	gram, _, err := c.collect(ctx, layer, half, cols, names[0], false)
+	var gram *calibrate.Gram
+	var err error
+	if c.options.Statistics != nil {
+		gram, _, err = c.recallGram(names[0], false)
+	} else {
+		gram, _, err = c.collect(ctx, layer, half, cols, names[0], false)
+	}
 	if err != nil {
 		return nil, err
 	}

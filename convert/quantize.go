@@ -29,6 +29,8 @@ type Options struct {
 	Version string // of the program, kept in the file
 	// Calibration, if not nil, is what linear layers are quantized by; else rows are rounded as they stand.
 	Calibration *Calibration
+	// Statistics, if not nil, are what they are quantized by in the place of Calibration.
+	Statistics *Statistics
 	// Progress, if set, is told how many weights are done of all, and the tensor at hand.
 	Progress func(done, total int64, tensor string)
 }
@@ -44,6 +46,8 @@ type Result struct {
 	// quantized so and were not.
 	Calibrated  map[string]CalibrationFigures
 	RoundedOnly []string
+	// Unknown names those that a file of statistics knows nothing of.
+	Unknown []string
 	// Unscaled names the layers whose inputs were to be scaled and were not, since a layer that shares them is not quantized.
 	Unscaled []string
 	// TooLong says that calibration sequences were longer than what the model was made for.
@@ -72,7 +76,12 @@ func Quantize(ctx context.Context, m *checkpoint.Model, p *Plan, o Options) (*Re
 	if err := o.Calibration.check(m); err != nil {
 		return nil, err
 	}
-	if o.Calibration != nil {
+	if o.Statistics != nil {
+		if err := o.Statistics.adopt(m, p, o.Calibration); err != nil {
+			return nil, err
+		}
+	}
+	if o.Calibration != nil || o.Statistics != nil {
 		set, err := kernel.Best()
 		if err != nil {
 			return nil, err
@@ -120,7 +129,7 @@ func (q *quantization) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, q.work.close()) }()
 	q.result.Discarded = q.work.discarded
 	q.result.Resumed = len(q.work.done)
-	if q.options.Calibration != nil {
+	if q.options.Calibration != nil || q.options.Statistics != nil {
 		if err := q.calibrate(ctx); err != nil {
 			return err
 		}
@@ -274,7 +283,7 @@ func (q *quantization) finish() error {
 
 // tally takes up how quantizing a tensor by its inputs went, and what is less than was asked for.
 func (q *quantization) tally(d Decision, o outcome) {
-	if q.options.Calibration == nil || d.Scheme == nil {
+	if q.options.Calibration == nil && q.options.Statistics == nil || d.Scheme == nil {
 		return
 	}
 	role := d.Tensor.Role
@@ -284,6 +293,10 @@ func (q *quantization) tally(d Decision, o outcome) {
 		}
 		q.result.Calibrated[d.Tensor.Name] = *f
 	} else if !d.Tensor.Packed() && (role == arch.Linear || role == arch.Head || role == arch.Embedding && q.model.Config().TieEmbeddings) {
+		if q.options.Statistics != nil {
+			q.result.Unknown = append(q.result.Unknown, d.Tensor.Name)
+			return
+		}
 		q.result.RoundedOnly = append(q.result.RoundedOnly, d.Tensor.Name)
 	}
 }
@@ -292,7 +305,10 @@ func (q *quantization) tally(d Decision, o outcome) {
 func (r *Result) Shortfalls() []string {
 	var lines []string
 	for _, name := range r.RoundedOnly {
-		lines = append(lines, fmt.Sprintf("%s was rounded to nearest: nothing was known of its inputs when it was stored (a head that is the embedding too comes first)", name))
+		lines = append(lines, fmt.Sprintf("%s was rounded to nearest: nothing is known of its inputs", name))
+	}
+	for _, name := range r.Unknown {
+		lines = append(lines, fmt.Sprintf("%s was rounded to nearest: the file has no statistics of its input, or it saw no data", name))
 	}
 	for _, name := range r.Unscaled {
 		lines = append(lines, fmt.Sprintf("%s: its input is not scaled, since a layer that shares it is not quantized here", name))
@@ -306,7 +322,7 @@ func (r *Result) Shortfalls() []string {
 		if f.DampingRaised {
 			lines = append(lines, fmt.Sprintf("%s: its Hessian needed damping of %g of the mean diagonal", name, f.Damping))
 		}
-		if f.Inputs < f.Channels {
+		if f.Inputs > 0 && f.Inputs < f.Channels {
 			few++
 			seen = f.Inputs
 		}

@@ -93,6 +93,8 @@ type Recipe struct {
 	// Rotation turns the model first, by signs that follow from the seed.
 	Rotation     Rotation `json:"rotation,omitempty"`
 	RotationSeed uint64   `json:"rotation_seed,omitempty"`
+	// Source says what calibration stands on; empty for a text.
+	Source Source `json:"calibrated_by,omitempty"`
 	// Method, Refine, Damping and Order say how linear layers are quantized by calibration; without it the method is rtn.
 	Method  quant.Method `json:"method,omitempty"`
 	Refine  int          `json:"refine,omitempty"`   // rounds of coordinate descent
@@ -134,8 +136,10 @@ func (r Recipe) Validate() error {
 	if _, err := quant.ParseRule(string(r.Rule)); err != nil {
 		return err
 	}
-	_, err := ParseRotation(string(r.Rotation))
-	return err
+	if _, err := ParseRotation(string(r.Rotation)); err != nil {
+		return err
+	}
+	return r.sourceCheck()
 }
 
 // inputs are the options for preparing the statistics of a layer's inputs.

@@ -46,8 +46,9 @@ type recipeOverride struct {
 }
 
 type recipeCalibration struct {
-	Context         *number `yaml:"context"`
-	Sequences       *number `yaml:"sequences"`
+	Source          string  `yaml:"source,omitempty"`
+	Context         *number `yaml:"context,omitempty"`
+	Sequences       *number `yaml:"sequences,omitempty"`
 	Digest          string  `yaml:"digest,omitempty"`
 	Method          string  `yaml:"method"`
 	Refine          *number `yaml:"refine"`
@@ -246,11 +247,24 @@ func (c *recipeCalibration) apply(r *Recipe) (err error) {
 	if c == nil {
 		return nil
 	}
+	switch c.Source {
+	case "", "text":
+	case string(FromQcal), string(FromImatrix):
+		r.Source = Source(c.Source)
+		if c.Context != nil || c.Sequences != nil {
+			return fmt.Errorf("context and sequences: are those of the file where source is %s", c.Source)
+		}
+	default:
+		return fmt.Errorf("source: expected text, %s or %s, found %q", FromQcal, FromImatrix, c.Source)
+	}
 	for _, v := range []struct {
 		n   *number
 		to  *int
 		key string
 	}{{c.Context, &r.Context, "context"}, {c.Sequences, &r.Sequences, "sequences"}, {c.Refine, &r.Refine, "refine"}} {
+		if v.to != &r.Refine && r.Source != FromText {
+			continue
+		}
 		if *v.to, err = v.n.integer(v.key); err != nil {
 			return err
 		}
@@ -264,7 +278,7 @@ func (c *recipeCalibration) apply(r *Recipe) (err error) {
 			return fmt.Errorf("digest: %w", err)
 		}
 	}
-	if r.Context < 2 || r.Sequences < 1 {
+	if r.Source == FromText && (r.Context < 2 || r.Sequences < 1) {
 		return fmt.Errorf("context and sequences: expected 2 tokens or more and 1 sequence or more, found %d and %d", r.Context, r.Sequences)
 	}
 	if !(r.Damping >= 1e-6) || r.Damping > 10 || r.Refine < 0 || r.Refine > 100 {
@@ -315,9 +329,12 @@ func (r Recipe) YAML() ([]byte, error) {
 	}
 	if r.Method != "" {
 		f.Calibration = &recipeCalibration{
-			Context: numbered(r.Context), Sequences: numbered(r.Sequences), Digest: r.Calibration, Method: string(r.Method), Refine: numbered(r.Refine),
+			Source: string(r.Source), Digest: r.Calibration, Method: string(r.Method), Refine: numbered(r.Refine),
 			Damping:     numbered(r.Damping),
 			ColumnOrder: largestFirst, Scaling: string(r.Scaling), ActivationRange: string(r.Ranges),
+		}
+		if r.Source == FromText {
+			f.Calibration.Context, f.Calibration.Sequences = numbered(r.Context), numbered(r.Sequences)
 		}
 		if r.InOrder {
 			f.Calibration.ColumnOrder = asStored

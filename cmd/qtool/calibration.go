@@ -9,27 +9,23 @@ import (
 	"github.com/spf13/cobra"
 
 	"qtool/calibrate"
-	"qtool/calibrate/corpus"
 	"qtool/convert"
 	"qtool/convert/quant"
 	"qtool/formats/checkpoint"
 	"qtool/formats/packed"
-	"qtool/runtime/tokenizer"
 )
 
 // calibrationOptions are the flags that say how quantize uses calibration.
 type calibrationOptions struct {
-	data             string
-	context, samples int
-	method           string
-	refine           int
-	damping          float64
-	inOrder          bool
-	ranges           string
-	scaling          string
-	kind, field      string
-	memory           string
-	maxMemory        int64
+	dataOptions
+
+	source  convert.Source // what the data turn out to be
+	method  string
+	refine  int
+	damping float64
+	inOrder bool
+	ranges  string
+	scaling string
 
 	targetBits float64
 	targetSize string
@@ -38,12 +34,8 @@ type calibrationOptions struct {
 
 func (o *calibrationOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.data, "calib", "", "data to calibrate on: a text, documents in JSON lines, or arrays of token ids in JSON lines")
-	f.StringVar(&o.kind, "calib-kind", "", "what the data are: text, jsonl or tokens (default: by the name and the first line)")
-	f.StringVar(&o.field, "calib-field", corpus.DefaultField, "field of a JSON line that holds the text or the tokens")
-	f.StringVar(&o.memory, "max-memory", "", "of hidden states, before they go to a temporary file beside the output: 8GB")
-	f.IntVar(&o.context, "calib-context", 512, "tokens of a calibration sequence")
-	f.IntVar(&o.samples, "calib-samples", 128, "calibration sequences at most")
+	f.StringVar(&o.data, "calib", "", "data to calibrate on: a text, documents in JSON lines, arrays of token ids in JSON lines, a .qcal file, or an imatrix")
+	o.dataOptions.addFlags(f, "")
 	f.StringVar(&o.method, "method", "gptq", "how codes are chosen with calibration: gptq, or rtn")
 	f.IntVar(&o.refine, "refine", 3, "rounds of coordinate descent on the error of a layer's output")
 	f.Float64Var(&o.damping, "damping", quant.DefaultDamping, "of the Hessian, as a share of its mean diagonal")
@@ -67,6 +59,23 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		budget.Bytes = n
 	}
 	named := cmd.Flags().Changed("scheme") || cmd.Flags().Changed("bits") || cmd.Flags().Changed("group")
+	if err := o.detect(); err != nil {
+		return err
+	}
+	if o.source != convert.FromText {
+		if budget.Set() || len(o.schemes) > 0 {
+			return usagef("mixed precision measures predictions on a text: give --calib a text, %s is a file of statistics (%s)", o.data, o.source)
+		}
+		if limit > 0 && !named {
+			return usagef("--max-kld without a scheme chooses one for each tensor, which needs a text: name a --scheme or --bits and it is a gate alone")
+		}
+		if err := o.checkSource(cmd); err != nil {
+			return err
+		}
+		if o.source == convert.FromImatrix && hasStatic(r) {
+			return usagef("schemes that end in -s8 need ranges of activations, which an imatrix does not have")
+		}
+	}
 	if limit > 0 && !budget.Set() && o.data != "" && !named {
 		budget.Divergence = limit
 	}
@@ -83,13 +92,11 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		}
 		return nil
 	}
-	switch corpus.Kind(o.kind) {
-	case corpus.Auto, corpus.Text, corpus.JSONLines, corpus.Tokens:
-	default:
-		return usagef("--calib-kind %s: expected text, jsonl or tokens", o.kind)
+	if !(o.damping >= 1e-6) || o.damping > 10 || o.refine < 0 || o.refine > 100 {
+		return usagef("expected a --damping from 0.000001 to 10, --refine from 0 to 100")
 	}
-	if !(o.damping >= 1e-6) || o.damping > 10 || o.refine < 0 || o.refine > 100 || o.context < 2 || o.samples < 1 {
-		return usagef("expected a --damping from 0.000001 to 10, --refine from 0 to 100, --calib-context of 2 or more, --calib-samples of 1 or more")
+	if err := o.check(); err != nil {
+		return err
 	}
 	for _, s := range o.schemes {
 		budget.Schemes = append(budget.Schemes, convert.Choice(s))
@@ -110,9 +117,6 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 	} else if len(o.schemes) > 0 {
 		return usagef("--mix says what mixed precision chooses from: give --target-bpw, --target-size or --max-kld")
 	}
-	if err := o.setMemory(); err != nil {
-		return err
-	}
 	m, err := quant.ParseMethod(o.method)
 	if err != nil {
 		return usageError{err}
@@ -132,40 +136,22 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 	} else if cmd.Flags().Changed("activation-range") {
 		return usagef("--activation-range is for schemes that end in -s8")
 	}
-	r.Context, r.Sequences = o.context, o.samples
+	if r.Source = o.source; r.Source == convert.FromText {
+		r.Context, r.Sequences = o.context, o.samples
+	}
+	if r.Source == convert.FromQcal && r.Scaling != quant.NoScaling && hasStatic(r) && ranges != calibrate.MinMax {
+		return usagef("with a file of statistics, --scaling and static ranges go together with --activation-range minmax only: histograms are of channels as they were")
+	}
 	r.Method, r.Refine, r.Damping, r.InOrder = m, o.refine, o.damping, o.inOrder
-	return nil
-}
-
-// setMemory reads --max-memory.
-func (o *calibrationOptions) setMemory() error {
-	if o.memory == "" {
-		return nil
-	}
-	n, err := parseSize(o.memory)
-	if err != nil {
-		return usagef("--max-memory: %w", err)
-	}
-	o.maxMemory = n
 	return nil
 }
 
 // read reads the calibration data, and notes their digest in the recipe; nil where there are none.
 func (o *calibrationOptions) read(m *checkpoint.Model, r *convert.Recipe) (*convert.Calibration, error) {
-	if o.data == "" {
+	if o.data == "" || o.source != convert.FromText {
 		return nil, nil
 	}
-	d, err := m.Vocabulary()
-	if err != nil {
-		return nil, err
-	}
-	t, err := tokenizer.New(d)
-	if err != nil {
-		return nil, err
-	}
-	s, err := corpus.Read(o.data, t, corpus.Options{
-		Kind: corpus.Kind(o.kind), Field: o.field, Context: r.Context, MaxSequences: r.Sequences, Vocab: m.Config().Vocab,
-	})
+	s, err := o.sequences(m, r.Context, r.Sequences)
 	if err != nil {
 		return nil, err
 	}

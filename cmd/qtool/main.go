@@ -99,7 +99,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 3 an accuracy gate was not met.`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newQuantize(), newEval(), newConvert(), newInspect(), newVerify(), newRun(), newBench(), newDoctor())
+	root.AddCommand(newQuantize(), newCalibrate(), newEval(), newConvert(), newInspect(), newVerify(), newRun(), newBench(), newDoctor())
 	for _, c := range root.Commands() {
 		wrapArgs(c)
 	}

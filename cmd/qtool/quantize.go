@@ -54,10 +54,12 @@ type quantizeReport struct {
 	Fallbacks     int          `json:"fallbacks"`
 	Calibrated    int          `json:"calibrated"` // tensors quantized by their inputs
 	Mixed         *mixedReport `json:"mixed,omitempty"`
-	Warnings      []string     `json:"warnings"`
-	Memory        int64        `json:"memory_bytes_expected"`
-	Expected      float64      `json:"seconds_expected"`
-	Eval          *eval.Report `json:"eval"`
+	// Statistics are what was quantized by in the place of a text.
+	Statistics *statisticsReport `json:"statistics,omitempty"`
+	Warnings   []string          `json:"warnings"`
+	Memory     int64             `json:"memory_bytes_expected"`
+	Expected   float64           `json:"seconds_expected"`
+	Eval       *eval.Report      `json:"eval"`
 }
 
 type planLine struct {
@@ -81,7 +83,9 @@ that file and the source on a text and prints the accuracy table.
 
 With --calib the model is run on a text block by block, and codes are chosen by
 what each layer computes from it (GPTQ, then coordinate descent), each block on
-what the quantized ones before it make of the text. --bits 4 then stands for
+what the quantized ones before it make of the text. A .qcal file (qtool calibrate) has
+the source's own statistics in place of a text; an imatrix of llama.cpp has importance
+alone, by which weights are rounded to nearest. --bits 4 then stands for
 w4g16nlk, --bits 3 for w3g16nlk. Without, weights are rounded to nearest, scales searched for least
 squared error.
 
@@ -100,6 +104,7 @@ The same source, data and flags give the same bytes; with calibration, on the sa
 level of instructions (QTOOL_CPU).`,
 		Example: `  qtool quantize --bits 4 llama-7b
   qtool quantize --bits 4 --calib text.txt llama-7b
+  qtool quantize --bits 4 --calib llama-7b.qcal llama-7b     # statistics by qtool calibrate: nothing is run
   qtool quantize --target-bpw 4.25 --calib text.txt --data wiki.test.raw llama-7b
   qtool quantize --scheme w4g128 --head w4g32 llama-7b -o small.qpk --data wiki.test.raw
   qtool quantize --bits 4 --tensor 'model.layers.0.**=w8' --dry-run llama-7b
@@ -206,6 +211,12 @@ func (o *quantizeOptions) fromFile(cmd *cobra.Command) (convert.Recipe, error) {
 	case r.Method == "" && o.calibration.data != "":
 		return r, usagef("the recipe %s has no calibration: leave --calib out", o.recipeFile)
 	}
+	if err := o.calibration.detect(); err != nil {
+		return r, err
+	}
+	if o.calibration.source != r.Source {
+		return r, usagef("the recipe %s is for calibration by %s, %s is %s", o.recipeFile, sourceText(r.Source), o.calibration.data, sourceText(o.calibration.source))
+	}
 	return r, o.calibration.setMemory()
 }
 
@@ -294,6 +305,11 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	if err != nil {
 		return nil, err
 	}
+	statistics, err := o.calibration.statistics(m, &recipe)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, statistics.Close()) }()
 	threads := o.eval.threads
 	if threads == 0 {
 		threads = pool.Available()
@@ -311,6 +327,9 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: plan.Memory(threads), Expected: plan.Seconds(threads),
 		Warnings: append(append([]string{}, plan.Model.Warnings()...), plan.Warnings...), Fallbacks: len(plan.Warnings),
 	}
+	if statistics != nil {
+		report.Statistics = &statisticsReport{o.calibration.data, string(statistics.Source()), statistics.Digest().String(), statistics.Describe()}
+	}
 	for _, d := range plan.Decisions {
 		report.Plan = append(report.Plan, planLine{
 			Tensor: d.Tensor.Name, Shape: d.Tensor.Shape, Source: d.Tensor.Storage(), Scheme: d.Storage(), BitsPerWeight: d.BitsPerWeight(), Reason: d.Reason,
@@ -321,7 +340,7 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	}
 	var bar *progress
 	result, err := convert.Quantize(ctx, m, plan, convert.Options{
-		Output: o.output, Threads: threads, Version: release, Calibration: calibration,
+		Output: o.output, Threads: threads, Version: release, Calibration: calibration, Statistics: statistics,
 		Progress: func(done, total int64, tensor string) {
 			if bar == nil {
 				bar = newProgress("quantize", total, false, o.quiet)
@@ -352,7 +371,7 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 			report.Calibrated++
 		}
 	}
-	if calibration == nil && plan.Quantizes() {
+	if calibration == nil && statistics == nil && plan.Quantizes() {
 		report.Warnings = append(report.Warnings, "not calibrated: weights were rounded to the nearest value that can be stored; --calib TEXT chooses them by what the layers compute, which cuts the divergence by about a third to a half")
 	}
 	if result.Discarded {
@@ -431,6 +450,7 @@ func printPlan(w io.Writer, r *quantizeReport) error {
 		return err
 	}
 	printMixed(w, r.Mixed)
+	printStatistics(w, r.Statistics)
 	fmt.Fprintf(w, "\n%s, %.3f bits per weight: %s on disk, about %s of memory, about %s\n", r.Output, r.BitsPerWeight,
 		sizeText(r.SizeBytes), sizeText(r.Memory), durationText(r.Expected))
 	printWarnings(w, r.Warnings)
@@ -466,6 +486,7 @@ func printQuantized(w io.Writer, r *quantizeReport) error {
 		return err
 	}
 	printMixed(w, r.Mixed)
+	printStatistics(w, r.Statistics)
 	printCalibrated(w, r)
 	if r.Resumed > 0 {
 		fmt.Fprintf(w, "  %d tensors were finished by an earlier run\n", r.Resumed)

@@ -28,7 +28,7 @@ type InputOptions struct {
 type Inputs struct {
 	N int
 	// H is the Hessian of the layer's squared error by its weights, up to a factor: the mean of x xᵀ over the inputs, [N][N], as it was
-	// measured. Channels that were always zero have none.
+	// measured. Channels that were always zero have none. Nil where nothing but Importance is known.
 	H []float32
 	// Importance is the diagonal of H, with a small number where it is zero.
 	Importance []float32
@@ -39,6 +39,28 @@ type Inputs struct {
 
 	order  []int     // columns in the order in which they are quantized
 	factor []float32 // Uᵀ of the damped and ordered H: see linalg.Solver.InverseFactor
+}
+
+// NewImportance makes inputs of the mean squares of channels alone, by which weights can be rounded only. Errors match ErrInputs.
+func NewImportance(squares []float32) (*Inputs, error) {
+	in := &Inputs{N: len(squares), Importance: make([]float32, len(squares))}
+	var sum float64
+	for i, v := range squares {
+		if !(v >= 0) || v > 1e30 {
+			return nil, fmt.Errorf("%w: channel %d of %d has a mean square of %g", ErrInputs, i, len(squares), v)
+		}
+		if v == 0 {
+			in.Dead++
+		}
+		sum += float64(v)
+	}
+	if in.Dead == in.N {
+		return nil, fmt.Errorf("%w: all %d channels were zero", ErrInputs, in.N)
+	}
+	for i, v := range squares {
+		in.Importance[i] = max(v, float32(1e-6*sum/float64(in.N)))
+	}
+	return in, nil
 }
 
 // NewInputs prepares the mean of x xᵀ of a layer's inputs, [n][n], which it keeps and must not be changed afterwards. Errors match ErrInputs.

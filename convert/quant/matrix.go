@@ -45,12 +45,13 @@ type MatrixOptions struct {
 // Quantized is a quantized matrix.
 type Quantized struct {
 	Matrix packed.Matrix
-	// Error is the mean squared error of the layer's outputs over its inputs by the mean square of the outputs; 0 without inputs.
+	// Error is the mean squared error of the layer's outputs over its inputs by the mean square of the outputs, of one output in
+	// measuredRows where there are many; 0 without inputs.
 	Error float64
 }
 
 // rowsPerUnit is how many rows a worker quantizes at a time: they share what is read of the Hessian.
-const rowsPerUnit = 64
+const rowsPerUnit = 128
 
 // columnBlock is how many columns are quantized before their errors are carried to the ones beyond, all at once.
 const columnBlock = 128
@@ -61,7 +62,7 @@ func Matrix(s *linalg.Solver, w []float32, rows, cols int, in *Inputs, o MatrixO
 	if in != nil && in.N != cols {
 		return nil, fmt.Errorf("%w: of %d channels, the matrix has %d columns", ErrInputs, in.N, cols)
 	}
-	if in == nil && (o.Method != RTN || o.Refine > 0) {
+	if (in == nil || in.H == nil) && (o.Method != RTN || o.Refine > 0) {
 		return nil, fmt.Errorf("%w: %s needs them", ErrInputs, o.Method)
 	}
 	m := &matrixJob{solver: s, w: w, rows: rows, cols: cols, in: in, options: o}
@@ -159,8 +160,10 @@ func (m *matrixJob) unit(i int, scratch *linalg.Scratch) error {
 		s.Dequantize(u.values[r*cols:(r+1)*cols], u.codes[r], m.book)
 	}
 	if m.in != nil {
-		if err := m.refine(u, scratch); err != nil {
-			return err
+		if m.in.H != nil {
+			if err := m.refine(u, scratch); err != nil {
+				return err
+			}
 		}
 		m.losses[i], m.powers[i] = m.measure(u, scratch)
 	}
@@ -182,23 +185,46 @@ func (m *matrixJob) spread(u *unitRows, r int) {
 	}
 }
 
+// measuredRows is the share of a large matrix's rows, one in so many, that its error is measured on: it is for the report, and costs as much as
+// a round of refinement. Matrices of up to measuredWhole rows are measured whole.
+const (
+	measuredRows  = 8
+	measuredWhole = 512
+)
+
 // measure gives the squared error of the unit's outputs and their square, both summed over rows and averaged over inputs.
 func (m *matrixJob) measure(u *unitRows, scratch *linalg.Scratch) (loss, power float64) {
-	cols := m.cols
-	diff := make([]float32, u.n*cols)
-	for i, v := range u.values {
-		diff[i] = v - m.w[u.first*cols+i]
+	cols, step := m.cols, 1
+	if m.in.H == nil { // as if channels were not correlated
+		for i, v := range u.values {
+			w, d := float64(m.w[u.first*cols+i]), float64(v-m.w[u.first*cols+i])
+			by := float64(m.importance[i%cols])
+			loss, power = loss+by*d*d, power+by*w*w
+		}
+		return loss, power
 	}
+	if m.rows > measuredWhole {
+		step = measuredRows
+	}
+	var weights, diff []float32
+	for r := 0; r < u.n; r += step {
+		w := m.w[(u.first+r)*cols : (u.first+r+1)*cols]
+		weights = append(weights, w...)
+		for i, v := range u.values[r*cols : (r+1)*cols] {
+			diff = append(diff, v-w[i])
+		}
+	}
+	rows := len(diff) / max(cols, 1)
+	product := make([]float32, rows*columnBlock)
 	for _, part := range []struct {
-		rows []float32
-		sum  *float64
-	}{{diff, &loss}, {m.w[u.first*cols : (u.first+u.n)*cols], &power}} {
-		product := make([]float32, u.n*columnBlock)
+		values []float32
+		sum    *float64
+	}{{diff, &loss}, {weights, &power}} {
 		for at := 0; at < cols; at += columnBlock {
 			n := min(columnBlock, cols-at)
-			scratch.Mul(m.solver.Kernels(), product, n, part.rows, cols, u.n, m.in.H[at*cols:], cols, n, cols)
-			for r := range u.n {
-				for k, v := range part.rows[r*cols+at : r*cols+at+n] {
+			scratch.Mul(m.solver.Kernels(), product, n, part.values, cols, rows, m.in.H[at*cols:], cols, n, cols)
+			for r := range rows {
+				for k, v := range part.values[r*cols+at : r*cols+at+n] {
 					*part.sum += float64(v) * float64(product[r*n+k])
 				}
 			}
@@ -312,7 +338,7 @@ func (m *matrixJob) descend(u *unitRows, r, at, n int, gradient, diff []float32)
 
 // rescale sets the scale of group g, columns at+from … at+to-1, to what is best for its codes, if that can be stored and lowers the error.
 func (m *matrixJob) rescale(u *unitRows, r, g, at, from, to int, gradient []float32, change func(i int, delta float32)) {
-	s, cols, h := m.options.Scheme, m.cols, m.in.H
+	s, cols, h, k := m.options.Scheme, m.cols, m.in.H, m.solver.Kernels()
 	groups := s.Groups(cols)
 	scale, zero := u.scales[r*groups+g], u.zeros[r*groups+g]
 	c := u.codes[r]
@@ -322,13 +348,12 @@ func (m *matrixJob) rescale(u *unitRows, r, g, at, from, to int, gradient []floa
 		levels[i-from] = m.grid.level(c.Codes[at+i], zero)
 		slope += float64(levels[i-from]) * float64(gradient[i])
 	}
-	for i := from; i < to; i++ {
-		row := h[(at+i)*cols+at:]
-		var sum float64
-		for j := from; j < to; j++ {
-			sum += float64(row[j]) * float64(levels[j-from])
+	used := levels[:to-from]
+	for i, l := range used {
+		if l != 0 {
+			first := (at+from+i)*cols + at + from
+			curve += float64(l) * float64(k.Dot(used, h[first:first+len(used)]))
 		}
-		curve += sum * float64(levels[i-from])
 	}
 	if curve <= 0 {
 		return

@@ -1,6 +1,7 @@
 package linalg
 
 import (
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -22,12 +23,13 @@ func matrix(h *Hadamard) [][]float32 {
 func TestHadamardOrthogonal(t *testing.T) {
 	for n, block := range map[int]int{
 		1: 1, 2: 2, 3: 1, 8: 8, 10: 2, 12: 12, 14: 2, 24: 24, 28: 28, 36: 36, 48: 48, 56: 56, 64: 64, 92: 4, 100: 20, 104: 104, 128: 128, 172: 4,
-		288: 288, 576: 576, 640: 640, 896: 896, 960: 960, 1024: 1024,
+		256: 256, 288: 288, 576: 576,
 	} {
 		h, err := NewHadamard(n, 1)
 		require.NoError(t, err)
 		require.Equal(t, block, h.Block(), n)
 		q := matrix(h)
+		worst := 0.0
 		for i := range q {
 			for j := range i + 1 {
 				var sum float64
@@ -38,16 +40,17 @@ func TestHadamardOrthogonal(t *testing.T) {
 				if i == j {
 					want = 1
 				}
-				require.InDelta(t, want, sum, 1e-6, "order %d, rows %d and %d", n, i, j)
+				worst = max(worst, math.Abs(sum-want))
 			}
 			for k, v := range q[i] {
+				flat := 0.0
 				if i/block == k/block {
-					require.InDelta(t, 1, float64(v)*float64(v)*float64(block), 1e-5)
-				} else {
-					require.Zero(t, v)
+					flat = 1 / math.Sqrt(float64(block))
 				}
+				worst = max(worst, math.Abs(math.Abs(float64(v))-flat))
 			}
 		}
+		require.Less(t, worst, 1e-6, "order %d", n)
 	}
 	_, err := NewHadamard(0, 1)
 	require.Error(t, err)

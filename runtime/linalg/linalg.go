@@ -29,31 +29,30 @@ type Scratch struct{ a, b, out, part []float32 }
 
 // Mul sets dst[i·dstStride + j] = Σ_p a[i·aStride + p]·b[j·bStride + p] for i < rows, j < cols, p < n.
 func (s *Scratch) Mul(k *kernel.Set, dst []float32, dstStride int, a []float32, aStride, rows int, b []float32, bStride, cols, n int) {
-	for i := 0; i < rows; i += tile {
-		ni := min(tile, rows-i)
-		for j := 0; j < cols; j += tile {
-			nj := min(tile, cols-j)
-			s.mulTile(k, dst[i*dstStride+j:], dstStride, a[i*aStride:], aStride, ni, b[j*bStride:], bStride, nj, n)
-		}
+	for j := 0; j < cols; j += tile {
+		s.mulTile(k, dst[j:], dstStride, a, aStride, rows, b[j*bStride:], bStride, min(tile, cols-j), n)
 	}
 }
 
-// mulTile is Mul of at most tile rows and columns.
+// mulTile is Mul of at most tile columns, of which each part is gathered once for all rows.
 func (s *Scratch) mulTile(k *kernel.Set, dst []float32, dstStride int, a []float32, aStride, rows int, b []float32, bStride, cols, n int) {
 	for i := range rows {
 		clear(dst[i*dstStride : i*dstStride+cols])
 	}
+	s.out = room(s.out, tile*tile)
 	for at := 0; at < n; at += depth {
 		part := min(depth, n-at)
 		padded := (part + 7) &^ 7 // whole vectors
-		s.a = gather(s.a, a[at:], aStride, rows, part, padded)
 		s.b = gather(s.b, b[at:], bStride, cols, part, padded)
-		s.out = room(s.out, tile*tile)
-		k.MulDense(s.out, cols, s.b, cols, padded, s.a, rows)
-		for i := range rows {
-			to := dst[i*dstStride : i*dstStride+cols]
-			for j, v := range s.out[i*cols : (i+1)*cols] {
-				to[j] += v
+		for i := 0; i < rows; i += tile {
+			ni := min(tile, rows-i)
+			s.a = gather(s.a, a[i*aStride+at:], aStride, ni, part, padded)
+			k.MulDense(s.out, cols, s.b, cols, padded, s.a, ni)
+			for r := range ni {
+				to := dst[(i+r)*dstStride : (i+r)*dstStride+cols]
+				for j, v := range s.out[r*cols : (r+1)*cols] {
+					to[j] += v
+				}
 			}
 		}
 	}

@@ -96,6 +96,28 @@ func (b *Blocks) run(layer int, x []float32, n int, tap Tap, first, last Half) e
 	return nil
 }
 
+// Finish does what RunHalf does beyond the input of the half's last layer, which a Tap has seen: it multiplies that input, [n][cols], and adds the
+// result to the hidden states x. The result is that of RunHalf, to the bit.
+func (b *Blocks) Finish(layer int, h Half, x, input []float32, n int) error {
+	s, l := b.session, &b.engine.layers[layer]
+	last, norm := &l.o, l.postAttnNorm
+	if h == FeedForwardHalf {
+		last, norm = &l.down, l.postFFNNorm
+	}
+	s.tap = nil
+	size := n * b.engine.config.Hidden
+	s.x, s.added = room(s.x, size), room(s.added, size)
+	copy(s.x, x[:size])
+	return mapped.Guard(func() error {
+		if err := s.multiply(input[:n*last.cols], n, b.engine.config.Hidden, product{last, s.added}); err != nil {
+			return err
+		}
+		s.add(norm, n)
+		copy(x, s.x[:size])
+		return nil
+	})
+}
+
 // attention runs the attention of a block on the sequence in the session, from its first position on.
 func (b *Blocks) attention(layer, n int) error {
 	s := b.session

@@ -114,6 +114,34 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
+// TestFinish: a half of a block ends in the same bits from the input of its last layer on.
+func TestFinish(t *testing.T) {
+	for _, name := range archModels(t) {
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			e := engine(t, name)
+			b, ids := e.Blocks(), made(19, 4, e.Vocab())
+			x := make([]float32, len(ids)*e.Config().Hidden)
+			require.NoError(t, b.Embed(x, ids))
+			for layer := range b.Count() {
+				for _, h := range []llama.Half{llama.AttentionHalf, llama.FeedForwardHalf} {
+					last := b.Linears(layer)[2*h+1][0]
+					var input []float32
+					again := append([]float32(nil), x...)
+					require.NoError(t, b.RunHalf(layer, h, x, len(ids), func(name string, in []float32, _, _ int) error {
+						if name == last {
+							input = append(input, in...)
+						}
+						return nil
+					}))
+					require.NotEmpty(t, input)
+					require.NoError(t, b.Finish(layer, h, again, input, len(ids)))
+					require.Equal(t, x, again)
+				}
+			}
+		})
+	}
+}
+
 // requireHead looks at the head's input: norms, and the factors of the final one, are those of Predict, which visits from any position on.
 func requireHead(t *testing.T, b *llama.Blocks, x []float32, n int, e *llama.Engine) {
 	t.Helper()
