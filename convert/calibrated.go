@@ -366,7 +366,10 @@ func (c *calibrated) matrix(ctx context.Context, d Decision, in *quant.Inputs, l
 		return err
 	}
 	it := packing(c.solver.Kernels(), t, *d.Scheme, c.plan.Recipe.Rule)
-	source := sourceDigest(&it, w)
+	source, err := sourceDigest(&it, w)
+	if err != nil {
+		return err
+	}
 	if s := c.options.Statistics; s != nil {
 		if err := s.verify(t.Name, sumFloats(w)); err != nil {
 			return err
@@ -461,8 +464,14 @@ func addIdentity(h []float32, n int, share float64) {
 	}
 }
 
-// sourceDigest is the digest of a tensor's values as a stream of it has.
-func sourceDigest(it *item, values []float32) packed.Digest {
+// sourceDigest is the digest of a tensor's values as a stream of it has: of what it is computed from, if it is.
+func sourceDigest(it *item, values []float32) (packed.Digest, error) {
+	if origin := it.tensor.Origin(); origin != it.tensor {
+		values = make([]float32, len(values))
+		if err := origin.ReadAll(values); err != nil {
+			return packed.Digest{}, err
+		}
+	}
 	sum := xxh3.New()
 	cols := it.tensor.Cols()
 	for first := 0; first < it.tensor.Rows(); first += it.rowsPerChunk() {
@@ -470,7 +479,7 @@ func sourceDigest(it *item, values []float32) packed.Digest {
 		d := sumFloats(values[first*cols : (first+n)*cols])
 		_, _ = sum.Write(d[:])
 	}
-	return packed.Digest(sum.Sum128().Bytes())
+	return packed.Digest(sum.Sum128().Bytes()), nil
 }
 
 // CalibrationFigures say how quantizing a matrix by its inputs went.

@@ -118,7 +118,11 @@ func (c *calibrated) writeNorm(d Decision, values, factors []float32) error {
 	if err != nil {
 		return err
 	}
-	return c.work.finish(d.Tensor.Name, outcome{digest: packed.Sum(raw), source: sourceDigest(&it, values)})
+	source, err := sourceDigest(&it, values)
+	if err != nil {
+		return err
+	}
+	return c.work.finish(d.Tensor.Name, outcome{digest: packed.Sum(raw), source: source})
 }
 
 // encodePlain gives values in a plain type.

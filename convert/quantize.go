@@ -68,6 +68,7 @@ func Quantize(ctx context.Context, m *checkpoint.Model, p *Plan, o Options) (*Re
 	if err := checkOutput(o.Output, m); err != nil {
 		return nil, err
 	}
+	m = p.Model
 	files, warnings, err := Files(m)
 	if err != nil {
 		return nil, err
@@ -250,7 +251,9 @@ func (q *quantization) finish() error {
 	for _, d := range q.plan.Decisions {
 		o := q.work.done[d.Tensor.Name]
 		digests[d.Tensor.Name] = o.digest
-		_, _ = source.Write(o.source[:])
+		if d.Tensor.Origin().Name == d.Tensor.Name { // not the head that a rotation made of the embedding
+			_, _ = source.Write(o.source[:])
+		}
 		q.result.Clamped += o.clamped
 		q.tally(d, o)
 	}

@@ -90,6 +90,9 @@ type Recipe struct {
 	Head       Choice     `json:"head"`       // the output projection
 	Rule       quant.Rule `json:"scale_rule"`
 	Overrides  []Override `json:"overrides,omitempty"`
+	// Rotation turns the model first, by signs that follow from the seed.
+	Rotation     Rotation `json:"rotation,omitempty"`
+	RotationSeed uint64   `json:"rotation_seed,omitempty"`
 	// Source says what calibration stands on; empty for a text.
 	Source Source `json:"calibrated_by,omitempty"`
 	// Method, Refine, Damping and Order say how linear layers are quantized by calibration; without it the method is rtn.
@@ -131,6 +134,9 @@ func (r Recipe) Validate() error {
 		}
 	}
 	if _, err := quant.ParseRule(string(r.Rule)); err != nil {
+		return err
+	}
+	if _, err := ParseRotation(string(r.Rotation)); err != nil {
 		return err
 	}
 	return r.sourceCheck()
@@ -180,6 +186,7 @@ func (d Decision) BitsPerWeight() float64 {
 // Plan is the decision for every tensor of a model.
 type Plan struct {
 	Recipe    Recipe
+	Model     *checkpoint.Model // whose tensors these are: the source, or a view of it that the recipe asks for
 	Decisions []Decision
 	Warnings  []string
 }
@@ -190,7 +197,13 @@ func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Plan{Recipe: r}
+	if r.Rotation == Hadamard {
+		var err error
+		if m, err = rotated(m, r.RotationSeed); err != nil {
+			return nil, err
+		}
+	}
+	p := &Plan{Recipe: r, Model: m}
 	used := make([]bool, len(r.Overrides))
 	for _, t := range m.Tensors() {
 		if err := t.CanRead(); err != nil {
@@ -334,12 +347,15 @@ func (p *Plan) Seconds(threads int) float64 {
 }
 
 // Memory is roughly how much anonymous memory carrying out the plan will take with that many threads:
-// buffers, whatever the size of the model.
+// buffers, whatever the size of the model; with a rotation, some matrices as a whole too.
 func (p *Plan) Memory(threads int) int64 {
-	cols := 0
+	cols, whole := 0, 0
 	for _, d := range p.Decisions {
 		cols = max(cols, d.Tensor.Cols())
+		if p.Recipe.Rotation != NoRotation && d.Tensor.Role == arch.Linear {
+			whole = max(whole, d.Tensor.Elements())
+		}
 	}
 	perWorker := int64(cols) * packed.Panel * (4 + 1) // decoded rows and codes
-	return 32<<20 + int64(threads)*perWorker + int64(slots(threads))*chunkBytes
+	return 32<<20 + int64(threads)*perWorker + int64(slots(threads))*chunkBytes + 3*4*int64(whole)
 }

@@ -34,6 +34,8 @@ type recipeFile struct {
 	ScaleRule   string             `yaml:"scale_rule"`
 	Overrides   []recipeOverride   `yaml:"overrides,omitempty"`
 	Clamp       bool               `yaml:"clamp"`
+	Rotation    string             `yaml:"rotation,omitempty"`
+	Seed        *number            `yaml:"rotation_seed,omitempty"`
 	Calibration *recipeCalibration `yaml:"calibration,omitempty"`
 	Budget      *recipeBudget      `yaml:"budget,omitempty"`
 }
@@ -197,6 +199,9 @@ func (f recipeFile) recipe() (Recipe, error) {
 		}
 		r.Overrides = append(r.Overrides, over)
 	}
+	if err := f.rotation(&r); err != nil {
+		return r, err
+	}
 	if f.Budget != nil && f.Calibration == nil {
 		return r, errors.New("budget: needs a calibration section")
 	}
@@ -216,6 +221,25 @@ func (f recipeFile) recipe() (Recipe, error) {
 		}
 	}
 	return r, r.Validate()
+}
+
+// rotation sets what the file says of a rotation.
+func (f recipeFile) rotation(r *Recipe) (err error) {
+	if r.Rotation, err = ParseRotation(f.Rotation); err != nil {
+		return fmt.Errorf("rotation: %w", err)
+	}
+	if r.Rotation == NoRotation {
+		if f.Seed != nil {
+			return errors.New("rotation_seed: is for a rotation")
+		}
+		return nil
+	}
+	seed, err := f.Seed.integer("rotation_seed")
+	if err == nil && seed < 0 {
+		err = fmt.Errorf("rotation_seed: expected a number from 0 on, found %d", seed)
+	}
+	r.RotationSeed = uint64(seed)
+	return err
 }
 
 // apply sets what a calibration section says.
@@ -299,6 +323,9 @@ func (r Recipe) YAML() ([]byte, error) {
 	}
 	for _, o := range r.Overrides {
 		f.Overrides = append(f.Overrides, recipeOverride{o.Pattern, string(o.Choice)})
+	}
+	if r.Rotation != NoRotation {
+		f.Rotation, f.Seed = string(r.Rotation), numbered(int(r.RotationSeed))
 	}
 	if r.Method != "" {
 		f.Calibration = &recipeCalibration{

@@ -19,6 +19,7 @@ func fullRecipe() convert.Recipe {
 	r.Embeddings, r.Head, r.Rule, r.Clamp = "w4g32nlk", "f16", quant.AbsMax, true
 	r.Method, r.Refine, r.Damping, r.InOrder = quant.GPTQ, 4, 0.02, true
 	r.Context, r.Sequences, r.Calibration = 256, 40, "2f55ed8145156553e6f5e229667ffdfa"
+	r.Rotation, r.RotationSeed = convert.Hadamard, 77
 	r.Scaling, r.Ranges = quant.SmoothQuant, calibrate.Entropy
 	r.Overrides = []convert.Override{{Pattern: "**.down_proj.weight", Choice: "w8g32"}, {Pattern: "model.norm.weight", Choice: "keep"}, {Pattern: "a=b", Choice: "w8"}}
 	r.Budget = &convert.Budget{BitsPerWeight: 4.25, Schemes: []convert.Choice{"w3g32nlk", "w8"}}
@@ -60,6 +61,11 @@ func TestRecipeRefuses(t *testing.T) {
 		"version: 1\nlinear: w4":                                                                                             "embeddings: is missing",
 		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\n---\nhead: f32":                               "one document",
 		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\noverrides: [&a {pattern: x, choice: w8}, *a]": "anchors",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\nrotation: givens":                             "rotation",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\nrotation: hadamard":                           "rotation_seed: is missing",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\nrotation: hadamard\nrotation_seed: -1":        "rotation_seed",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\nrotation: hadamard\nrotation_seed: 1.5":       "rotation_seed: expected a whole number",
+		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\nrotation: none\nrotation_seed: 1":             "rotation_seed: is for a rotation",
 		"version: 01\nlinear: w4":        "decimal",
 		"version: 1\nlinear:\nhead: w8":  "missing",
 		strings.Repeat("[", 30000):       "nested",

@@ -58,7 +58,7 @@ func Mix(ctx context.Context, m *checkpoint.Model, r *Recipe, o Options) (*Mixed
 	if err != nil {
 		return nil, err
 	}
-	engine, err := llama.New(m, llama.Options{Threads: o.Threads, KV: llama.KVF32})
+	engine, err := llama.New(fixed.Model, llama.Options{Threads: o.Threads, KV: llama.KVF32})
 	if err != nil {
 		return nil, err
 	}

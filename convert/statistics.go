@@ -326,6 +326,9 @@ func (c *calibrated) recallGram(layer string, withRange bool) (*calibrate.Gram, 
 
 // sourceCheck says what a recipe asks for that its source of calibration cannot give.
 func (r Recipe) sourceCheck() error {
+	if r.Source != FromText && r.Rotation != NoRotation {
+		return errors.New("a rotation needs a text: statistics are of inputs that were not turned")
+	}
 	switch r.Source {
 	case FromText:
 		return nil

@@ -209,6 +209,7 @@ type worker struct {
 	spare    <-chan []byte
 	encoders map[int]func(dst []byte, values []float32, first, n int) (int, error)
 	values   []float32
+	source   []float32 // what a computed tensor is made of
 	reader   checkpoint.Reader
 }
 
@@ -232,6 +233,15 @@ func (w *worker) do(p *piece) error {
 		return err
 	}
 	p.source = sumFloats(values)
+	if origin := it.tensor.Origin(); origin != it.tensor {
+		if len(w.source) < p.n*cols {
+			w.source = make([]float32, p.n*cols)
+		}
+		if err := origin.ReadRows(w.source, p.first, p.n, &w.reader); err != nil {
+			return err
+		}
+		p.source = sumFloats(w.source[:p.n*cols])
+	}
 	var err error
 	p.clamped, err = encode(p.buf, values, p.first, p.n)
 	return err

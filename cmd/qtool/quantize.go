@@ -31,6 +31,7 @@ type quantizeOptions struct {
 	scheme           string
 	embeddings, head string
 	rule             string
+	rotation         string
 	calibration      calibrationOptions
 	recipeFile       string
 	printRecipe      bool
@@ -120,6 +121,7 @@ level of instructions (QTOOL_CPU).`,
 	f.StringVar(&o.embeddings, "embeddings", "w8", "scheme or type of the token embedding: w8, w4g32, f16, keep, …")
 	f.StringVar(&o.head, "head", "w8", "scheme or type of the output projection")
 	f.StringVar(&o.rule, "scale-rule", string(quant.Search), "how scales are chosen: search, or absmax (the plain rule, faster)")
+	f.StringVar(&o.rotation, "rotate", "none", "turn the model first so that no channel stands out, without changing what it computes: hadamard, or none")
 	o.calibration.addFlags(cmd)
 	f.StringVar(&o.recipeFile, "recipe", "", "file with every choice that decides the bytes, in place of the flags for these: see --print-recipe")
 	f.BoolVar(&o.printRecipe, "print-recipe", false, "print the recipe that the flags stand for, as such a file, and stop")
@@ -168,6 +170,11 @@ func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
 		r.Linear = convert.Choice(s.String()) // one spelling: it is part of the file
 	}
 	r.Embeddings, r.Head, r.Rule, r.Clamp = convert.Choice(o.embeddings), convert.Choice(o.head), quant.Rule(o.rule), o.clamp
+	if rotation, err := convert.ParseRotation(o.rotation); err != nil {
+		return r, usagef("--rotate: %w", err)
+	} else if rotation != convert.NoRotation {
+		r.Rotation, r.RotationSeed = rotation, convert.RotationSeed
+	}
 	for _, s := range o.overrides {
 		over, err := convert.ParseOverride(s)
 		if err != nil {
@@ -187,7 +194,7 @@ func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
 // fromFile reads the recipe of a file, beside which no flag may decide over bytes.
 func (o *quantizeOptions) fromFile(cmd *cobra.Command) (convert.Recipe, error) {
 	for _, flag := range []string{
-		"bits", "group", "asymmetric", "scheme", "embeddings", "head", "scale-rule", "tensor", "clamp", "calib-context", "calib-samples", "method", "refine", "damping",
+		"bits", "group", "asymmetric", "scheme", "embeddings", "head", "scale-rule", "rotate", "tensor", "clamp", "calib-context", "calib-samples", "method", "refine", "damping",
 		"in-order", "scaling", "activation-range", "target-bpw", "target-size", "mix",
 	} {
 		if cmd.Flags().Changed(flag) {
@@ -318,7 +325,7 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	report = &quantizeReport{
 		Mixed:  mixed,
 		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: plan.Memory(threads), Expected: plan.Seconds(threads),
-		Warnings: append(append([]string{}, m.Warnings()...), plan.Warnings...), Fallbacks: len(plan.Warnings),
+		Warnings: append(append([]string{}, plan.Model.Warnings()...), plan.Warnings...), Fallbacks: len(plan.Warnings),
 	}
 	if statistics != nil {
 		report.Statistics = &statisticsReport{o.calibration.data, string(statistics.Source()), statistics.Digest().String(), statistics.Describe()}

@@ -51,6 +51,9 @@ type Model struct {
 	dropped   []string
 	warnings  []string
 	source    source
+	// view is set for a View, and files has what stands in for files of the source.
+	view  bool
+	files map[string][]byte
 }
 
 // source is what a container gives besides tensors.
@@ -164,6 +167,9 @@ func (m *Model) Files() ([]string, error) { return m.source.fileNames() }
 
 // ReadFile reads one of Files; a name that is not there matches fs.ErrNotExist.
 func (m *Model) ReadFile(name string) ([]byte, error) {
+	if data, ok := m.files[name]; ok {
+		return data, nil
+	}
 	var data []byte
 	err := mapped.Guard(func() (err error) {
 		data, err = m.source.readFile(name)
@@ -234,7 +240,12 @@ func (m *Model) Paths() []string { return m.source.paths() }
 func (m *Model) CheckSize() error { return m.source.checkSize() }
 
 // Close unmaps the model.
-func (m *Model) Close() error { return m.source.close() }
+func (m *Model) Close() error {
+	if m.view {
+		return nil
+	}
+	return m.source.close()
+}
 
 // Size of all tensors in bytes, and their storage in bits by the number of weights.
 func (m *Model) Size() (bytes int64, bitsPerWeight float64) {

@@ -26,6 +26,9 @@ type Tensor struct {
 	offset  int64 // of data in file
 	permute int   // heads whose rows the container interleaves
 	shifted bool  // the container stores 1 + the value
+	// origin and read are set where the tensor is computed: see Derive.
+	origin *Tensor
+	read   ReadFunc
 }
 
 // storage is how values are stored: as a plain type, in blocks of ggml's, or packed.
@@ -85,8 +88,14 @@ func (t *Tensor) Cols() int {
 // Elements is the number of values.
 func (t *Tensor) Elements() int { return t.Rows() * t.Cols() }
 
-// Bytes is the storage.
-func (t *Tensor) Bytes() int64 { return int64(len(t.data)) }
+// Bytes is the storage: what it would be for a tensor that is computed.
+func (t *Tensor) Bytes() int64 {
+	if t.read != nil {
+		bits, _ := t.storage.dtype.Bits()
+		return int64(t.Elements()) * int64(bits) / 8
+	}
+	return int64(len(t.data))
+}
 
 // Raw gives the stored bytes in the map of their file. They are in the order of Shape unless
 // Reordered.
@@ -95,7 +104,7 @@ func (t *Tensor) Raw() []byte { return t.data }
 // Row gives the stored bytes of row r, in Hugging Face's order, of a matrix that is stored as a plain type; false for
 // any other. They are in the map of the file: read them within mapped.Guard where it may be cut short.
 func (t *Tensor) Row(r int) ([]byte, formats.DType, bool) {
-	if t.storage.dtype == "" || t.shifted || len(t.Shape) < 2 {
+	if t.storage.dtype == "" || t.shifted || t.read != nil || len(t.Shape) < 2 {
 		return nil, "", false
 	}
 	size := t.rowBytes()
@@ -105,10 +114,13 @@ func (t *Tensor) Row(r int) ([]byte, formats.DType, bool) {
 
 // Reordered reports whether the container stores other values or another order of rows than ReadRows
 // gives.
-func (t *Tensor) Reordered() bool { return t.permute > 0 || t.shifted }
+func (t *Tensor) Reordered() bool { return t.permute > 0 || t.shifted || t.read != nil }
 
 // Advise says how the data will be read: see mapped.File.Advise. Part of them is from byte first on.
 func (t *Tensor) Advise(first, n int64, a mapped.Advice) error {
+	if t.read != nil {
+		return nil
+	}
 	return t.file.Advise(t.offset+first, n, a)
 }
 
@@ -127,6 +139,8 @@ type Reader struct {
 // numbers.
 func (t *Tensor) CanRead() error {
 	switch {
+	case t.read != nil:
+		return t.origin.CanRead()
 	case t.storage.packed:
 	case t.storage.dtype != "":
 		if !t.storage.dtype.Float() {
@@ -187,6 +201,8 @@ func (t *Tensor) ReadRows(dst []float32, first, n int, r *Reader) error {
 	cols := t.Cols()
 	dst = dst[:n*cols]
 	switch {
+	case t.read != nil:
+		return t.read(dst, first, n, r)
 	case t.storage.packed:
 		if s := t.matrix.Scheme; len(r.codes.Codes) != cols || r.scheme != s {
 			r.codes, r.scheme = packed.NewCodes(s, cols), s

@@ -1,0 +1,165 @@
+package convert
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"qtool/calibrate"
+	"qtool/convert/quant"
+	"qtool/formats"
+	"qtool/formats/arch"
+	"qtool/formats/checkpoint"
+	"qtool/formats/packed"
+	"qtool/runtime/kernel"
+	"qtool/runtime/linalg"
+	"qtool/runtime/llama"
+	"qtool/runtime/pool"
+	"qtool/testdata"
+)
+
+// folded runs a calibrated quantization that scales channels, and gives the model that it means before any code is chosen: norms as they were stored, the
+// source's weights times the factors of their columns.
+func folded(t *testing.T, source *checkpoint.Model, r Recipe) (after *checkpoint.Model, scaled, changed int) {
+	t.Helper()
+	p, err := NewPlan(source, r)
+	require.NoError(t, err)
+	c := &Calibration{}
+	random := rand.New(rand.NewPCG(51, 52))
+	for range 4 {
+		tokens := make([]int32, 32)
+		for i := range tokens {
+			tokens[i] = int32(random.IntN(source.Config().Vocab))
+		}
+		c.Sequences = append(c.Sequences, tokens)
+	}
+	m := p.Model
+	q := &quantization{model: m, plan: p, result: &Result{}, options: Options{Output: filepath.Join(t.TempDir(), "out.qpk"), Threads: 2, Calibration: c}}
+	for _, d := range p.Decisions {
+		q.contents.Entries = append(q.contents.Entries, packed.Entry{Name: d.Tensor.Name, Shape: d.Tensor.Shape, Scheme: d.Scheme, DType: d.DType})
+	}
+	require.NoError(t, q.lay(packed.Digest{}, nil))
+	q.work, err = openWork(q.options.Output, "key", q.layout.Size, func(string) (int64, int64, bool) { return 0, 0, false })
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, q.work.close()) })
+	set, err := kernel.Best()
+	require.NoError(t, err)
+	run := &calibrated{quantization: q, length: len(c.Sequences[0]), decisions: make(map[string]Decision), factors: make(map[string][]float32), pool: pool.New(2)}
+	t.Cleanup(run.pool.Close)
+	for _, d := range p.Decisions {
+		run.decisions[d.Tensor.Name] = d
+	}
+	run.engine, err = llama.New(m, llama.Options{Threads: 2, KV: llama.KVF32})
+	require.NoError(t, err)
+	t.Cleanup(run.engine.Close)
+	run.solver, run.blocks = linalg.New(set, run.pool), run.engine.Blocks()
+	require.NoError(t, run.run(t.Context()))
+
+	var tensors []*checkpoint.Tensor
+	for _, d := range p.Decisions {
+		x := d.Tensor
+		factors, ok := run.factors[x.Name]
+		_, written := q.work.done[x.Name]
+		switch {
+		case ok:
+			scaled++
+			x = x.Derive(x.TensorSpec, formats.F32, func(dst []float32, first, n int, reader *checkpoint.Reader) error {
+				if err := d.Tensor.ReadRows(dst, first, n, reader); err != nil {
+					return err
+				}
+				for i := range dst {
+					dst[i] *= factors[i%len(factors)]
+				}
+				return nil
+			})
+		case x.Role == arch.Norm && written:
+			place := q.places[x.Name]
+			raw := make([]byte, place.Size)
+			_, err := q.work.data.ReadAt(raw, place.Offset)
+			require.NoError(t, err)
+			values := make([]float32, x.Elements())
+			decodePlain(values, raw, d.DType)
+			was := make([]float32, len(values))
+			require.NoError(t, x.ReadAll(was))
+			if !slices.Equal(was, values) {
+				changed++ // AWQ may find that a layer is best left alone
+			}
+			x = x.Derive(x.TensorSpec, formats.F32, func(dst []float32, _, _ int, _ *checkpoint.Reader) error { copy(dst, values); return nil })
+		}
+		tensors = append(tensors, x)
+	}
+	return m.View(m.Config(), tensors, nil), scaled, changed
+}
+
+// logitsOf runs a model on a few tokens.
+func logitsOf(t *testing.T, m *checkpoint.Model) []float32 {
+	t.Helper()
+	e, err := llama.New(m, llama.Options{Threads: 1, KV: llama.KVF32})
+	require.NoError(t, err)
+	defer e.Close()
+	var out []float32
+	require.NoError(t, e.NewSession(64).Forward([]int32{1, 5, 9, 30, 31, 8, 3, 44, 12, 13, 14, 15, 16, 40, 2, 33, 21, 22, 23}, 0, func(_ int, l []float32) error {
+		out = append(out, l...)
+		return nil
+	}))
+	return out
+}
+
+// TestFoldingIsExact: scaling channels, alone and after a rotation, leaves the logits what they were, whatever the type that a norm's weights are rounded
+// to.
+func TestFoldingIsExact(t *testing.T) {
+	sources := map[string]string{"grammar-lm": testdata.Path("grammar-lm")}
+	for _, name := range []string{"llama", "llama-bias", "llama-mqa-tied", "llama-yarn", "mistral", "qwen2", "qwen3", "phi3", "phi3-longrope", "gemma2", "gemma3"} {
+		sources[name] = testdata.Path("arch", name)
+	}
+	for name, path := range sources {
+		for _, scaling := range []quant.Scaling{quant.AWQ, quant.SmoothQuant} {
+			for _, rotation := range []Rotation{NoRotation, Hadamard} {
+				if rotation == Hadamard && strings.HasPrefix(name, "gemma") {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/%s/%s", name, scaling, rotation), func(t *testing.T) {
+					requireFolded(t, path, scaling, rotation)
+				})
+			}
+		}
+	}
+}
+
+// TestFoldingOfRealModel: the same on trained weights.
+func TestFoldingOfRealModel(t *testing.T) {
+	path := testdata.Shared(t, "models", "stories260k")
+	for _, scaling := range []quant.Scaling{quant.AWQ, quant.SmoothQuant} {
+		for _, rotation := range []Rotation{NoRotation, Hadamard} {
+			requireFolded(t, path, scaling, rotation)
+		}
+	}
+}
+
+func requireFolded(t *testing.T, path string, scaling quant.Scaling, rotation Rotation) {
+	t.Helper()
+	m, err := checkpoint.Open(path)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	r := DefaultRecipe("w4g32")
+	r.Method, r.Damping, r.Scaling, r.Rotation = quant.RTN, quant.DefaultDamping, scaling, rotation
+	if scaling == quant.SmoothQuant {
+		r.Linear, r.Ranges = "w8-s8", calibrate.MSE
+	}
+	after, scaled, changed := folded(t, m, r)
+	require.GreaterOrEqual(t, scaled, 2*m.Config().Layers)
+	require.Positive(t, changed)
+	want, got := logitsOf(t, m), logitsOf(t, after)
+	var scale, worst float64
+	for i, v := range want {
+		scale = max(scale, math.Abs(float64(v)))
+		worst = max(worst, math.Abs(float64(v)-float64(got[i])))
+	}
+	require.Less(t, worst, 1e-4*scale)
+}
