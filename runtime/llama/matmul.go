@@ -34,7 +34,7 @@ func (p product) units() int {
 type job struct {
 	x              []float32
 	tokens, stride int
-	fine           bool
+	coarse, fine   bool    // codes that products need
 	limit          float32 // of activations, by calibration; 0 where they are scaled by what they are
 	products       []product
 }
@@ -60,19 +60,21 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 		s.tap = tap
 		return err
 	}
-	needCodes, fine := false, false
+	coarse, fine := false, false
 	total := 0
 	for _, p := range products {
-		needCodes = needCodes || p.w.matrix != nil
+		coarse = coarse || p.w.matrix != nil && !p.fine()
 		fine = fine || p.fine()
 		total += p.units()
 	}
-	s.job = job{x: x, tokens: tokens, stride: stride, fine: fine, limit: products[0].limit(), products: append(s.job.products[:0], products...)}
-	if needCodes {
+	s.job = job{x: x, tokens: tokens, stride: stride, coarse: coarse, fine: fine, limit: products[0].limit(), products: append(s.job.products[:0], products...)}
+	if coarse {
 		s.codes.Resize(tokens, cols)
-		if fine {
-			s.rest.Resize(tokens, cols)
-		}
+	}
+	if fine {
+		e.kernels.ResizeFine(&s.fine, tokens, cols)
+	}
+	if coarse || fine {
 		e.pool.Run(tokens, s.steps.quantize)
 	}
 	e.pool.Run(total, s.steps.multiply)
@@ -81,17 +83,19 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 
 // quantizeRow rounds the input of a token for packed matrices.
 func (s *Session) quantizeRow(worker, t int) {
-	e, cols := s.engine, s.codes.Cols
+	e, cols := s.engine, s.job.products[0].w.cols
 	row := s.job.x[t*cols : (t+1)*cols]
 	if s.job.limit > 0 {
 		e.kernels.QuantizeStatic(&s.codes, t, row, s.job.limit)
 		return
 	}
-	e.kernels.Quantize(&s.codes, t, row)
+	if s.job.coarse {
+		e.kernels.Quantize(&s.codes, t, row)
+	}
 	if s.job.fine {
 		w := &e.scratch[worker]
 		w.tile = room(w.tile, cols)
-		e.kernels.QuantizeRest(&s.rest, &s.codes, t, row, w.tile)
+		e.kernels.QuantizeFine(&s.fine, t, row, w.tile)
 	}
 }
 
@@ -132,8 +136,7 @@ func differing(products []product) int {
 	return 0
 }
 
-// fine reports whether the matrix is multiplied with activations of 16 bits, as two planes of 8: where weights have 8
-// bits, activations of 8 would lose as much as the weights do.
+// fine reports whether the matrix is multiplied with activations of more than 8 bits: see kernel.Fine.
 func (p product) fine() bool {
 	return p.w.matrix != nil && p.w.matrix.Scheme.Bits == 8 && p.limit() == 0
 }
@@ -145,13 +148,11 @@ func (s *Session) multiplyPanels(p *product, unit, tokens, stride int, w *worker
 	panels := min(panelsPerUnit, m.PanelCount()-panel)
 	first := panel * packed.Panel
 	rows := min(panels*packed.Panel, p.w.rows-first)
-	set.MulPanels(p.out[first:], stride, m, panel, panels, &s.codes, 0, tokens)
 	if p.fine() {
-		w.tile = room(w.tile, tokens*rows)
-		set.MulPanels(w.tile, rows, m, panel, panels, &s.rest, 0, tokens)
-		for t := range tokens {
-			set.Axpy(1, w.tile[t*rows:(t+1)*rows], p.out[t*stride+first:])
-		}
+		w.tile = room(w.tile, set.FineScratch(panels, tokens))
+		set.MulPanelsFine(p.out[first:], stride, m, panel, panels, &s.fine, 0, tokens, w.tile)
+	} else {
+		set.MulPanels(p.out[first:], stride, m, panel, panels, &s.codes, 0, tokens)
 	}
 	p.addBias(first, first+rows, tokens, stride)
 }
