@@ -78,7 +78,7 @@ func panelFineAVX2(p panelArgs) {
 	panelsAVX2(p, p.fine, avx2PanelFinex1x1, avx2PanelFinex1x2, avx2PanelFinex4x1, 1, bias)
 }
 
-// panelsAVX2 takes tokens by fours, whose unpacked codes are shared, and of single tokens panels by
+// panelsAVX2 takes tokens by fours, whose unpacked codes are shared, and for single tokens panels by
 // twos, which share the activations.
 func panelsAVX2[T any](p panelArgs, q []T, one, two, four panelLoop[T], factor, bias float32) {
 	blocks := (p.cols + packed.Block - 1) / packed.Block
@@ -94,15 +94,20 @@ func panelsAVX2[T any](p panelArgs, q []T, one, two, four panelLoop[T], factor, 
 				&q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], blocks, group, p.scheme.Asym, factor, bias)
 		}
 	}
+	// Two streams, each of neighbouring panels: memory gives more than by one, and the end of one is not the start of
+	// the other, which would be asked for in advance once more.
+	half := p.panels / 2
 	for ; t < p.tokens; t++ {
-		for i := 0; i < p.panels; {
-			loop, n := one, 1
-			if i+2 <= p.panels {
-				loop, n = two, 2
+		for i := 0; i < p.panels; i++ {
+			loop := two
+			switch {
+			case i == 2*half:
+				loop = one
+			case i >= half:
+				continue
 			}
-			loop(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*stride], stride,
+			loop(&p.out[t*p.stride+i*packed.Panel], 4*half*packed.Panel, &p.data[i*stride], half*stride,
 				&q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], blocks, group, p.scheme.Asym, factor, bias)
-			i += n
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 // Rows that one unit of work takes: enough that handing it out costs nothing beside it, few enough
 // that the last units end together.
 const (
+	bytesPerUnit  = 128 << 10 // of panels, and at least
 	panelsPerUnit = 4
 	rowsPerTile   = 16
 	tokensPerTile = 32 // that a decoded tile is multiplied with before the next
@@ -25,9 +26,14 @@ type product struct {
 func (p product) units() int {
 	n := rowsPerTile
 	if p.w.matrix != nil {
-		n = panelsPerUnit * packed.Panel
+		n = p.panels() * packed.Panel
 	}
 	return (p.w.rows + n - 1) / n
+}
+
+// panels is the number of panels in a unit, an even one.
+func (p product) panels() int {
+	return max(panelsPerUnit, bytesPerUnit/max(p.w.matrix.Scheme.PanelBytes(p.w.cols), 1)&^1)
 }
 
 // job is the products of one input in work.
@@ -144,8 +150,8 @@ func (p product) fine() bool {
 // multiplyPanels multiplies a unit of a packed matrix.
 func (s *Session) multiplyPanels(p *product, unit, tokens, stride int, w *workerScratch) {
 	set, m := s.engine.kernels, *p.w.matrix
-	panel := unit * panelsPerUnit
-	panels := min(panelsPerUnit, m.PanelCount()-panel)
+	panel := unit * p.panels()
+	panels := min(p.panels(), m.PanelCount()-panel)
 	first := panel * packed.Panel
 	rows := min(panels*packed.Panel, p.w.rows-first)
 	if p.fine() {

@@ -219,7 +219,7 @@ var (
 func panels(c codes, tokens, panels int) {
 	name := fmt.Sprintf("avx2Panel%sx%dx%d", c.name, tokens, panels)
 	function(name, "func(out *float32, outStride int, data *byte, panelStride int, q *"+c.activation+", scale, sum *float32, blocks, group int, asym bool, zeroFactor, zeroBias float32)",
-		fmt.Sprintf("%s multiplies %d panels of %s with %d tokens; strides are in bytes, group is in blocks.", name, panels, c.doc, tokens))
+		fmt.Sprintf("%s multiplies %d panels of %s with %d tokens; strides are in bytes, outStride is that of what there are several of, group is in blocks.", name, panels, c.doc, tokens))
 	out, outStride := Load(Param("out"), GP64()), Load(Param("outStride"), GP64())
 	data, panelStride := Load(Param("data"), GP64()), Load(Param("panelStride"), GP64())
 	q, scale, sum := Load(Param("q"), GP64()), Load(Param("scale"), GP64()), Load(Param("sum"), GP64())
@@ -301,18 +301,19 @@ func panels(c codes, tokens, panels int) {
 
 	for t := range tokens {
 		for p := range panels {
-			VMOVUPS(acc[t*panels+p], at(out, 32*p))
-		}
-		if t+1 < tokens {
-			ADDQ(outStride, out)
+			VMOVUPS(acc[t*panels+p], at(out, 0))
+			if t+p+2 < tokens+panels {
+				ADDQ(outStride, out)
+			}
 		}
 	}
 	VZEROUPPER()
 	RET()
 }
 
-// prefetchAhead is how many bytes of weights lie between what is multiplied and what is asked for.
-const prefetchAhead = 4096
+// prefetchAhead is how many bytes of weights lie between what is multiplied and what is asked for: more only fills the
+// few buffers for lines under way, and asks at the end of a stream for more that is not needed.
+const prefetchAhead = 2048
 
 // Offsets of the last parameters in the frame; the assembler's vet checks them against their names.
 const (
