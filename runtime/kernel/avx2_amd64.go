@@ -16,6 +16,7 @@ func machineSets() []*Set {
 	}
 	avx2 := Set{
 		Name: "avx2", quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2, panelTable: tableAVX2,
+		quantizeFine: quantizeFineAVX2, panelFine: panelFineAVX2,
 		dense: denseAVX2, dot: dotAVX2, axpy: axpyAVX2, exp: expAVX2,
 		decodeF16: decodeF16AVX2, decodeBF16: decodeBF16AVX2,
 		largest: largestAVX2, encode: encodeAVX2, fit: fitAVX2, loss: lossAVX2,
@@ -26,6 +27,7 @@ func machineSets() []*Set {
 	}
 	avx512 := avx2
 	avx512.Name, avx512.panel4, avx512.panel8, avx512.dense = "avx512", panel4AVX512, panel8AVX512, denseAVX512
+	avx512.quantizeFine, avx512.panelFine = nil, nil // two products of int8 in one instruction each are faster
 	return []*Set{&avx2, &avx512}
 }
 
@@ -40,14 +42,14 @@ func quantizeAVX2(q []int8, scale, sum, x []float32) {
 }
 
 // panelLoop is the signature of the panel loops in assembly.
-type panelLoop func(out *float32, outStride int, data *byte, panelStride int, q *int8, scale, sum *float32, blocks, group int, asym bool, zeroFactor, zeroBias float32)
+type panelLoop[T any] func(out *float32, outStride int, data *byte, panelStride int, q *T, scale, sum *float32, blocks, group int, asym bool, zeroFactor, zeroBias float32)
 
 func panel4AVX2(p panelArgs) {
 	factor, bias := float32(1)/16, float32(0)
 	if !p.scheme.Asym {
 		bias = 8
 	}
-	panelsAVX2(p, avx2Panel4x1x1, avx2Panel4x1x2, avx2Panel4x4x1, factor, bias)
+	panelsAVX2(p, p.q, avx2Panel4x1x1, avx2Panel4x1x2, avx2Panel4x4x1, factor, bias)
 }
 
 func panel8AVX2(p panelArgs) {
@@ -55,15 +57,33 @@ func panel8AVX2(p panelArgs) {
 	if p.scheme.Asym {
 		bias = -128
 	}
-	panelsAVX2(p, avx2Panel8x1x1, avx2Panel8x1x2, avx2Panel8x4x1, 1, bias)
+	panelsAVX2(p, p.q, avx2Panel8x1x1, avx2Panel8x1x2, avx2Panel8x4x1, 1, bias)
 }
 
-// panelsAVX2 takes tokens by fours, whose unpacked codes are shared, and of single tokens panels by
+func quantizeFineAVX2(q []int16, scale, sum, x []float32) {
+	whole := len(x) / packed.Block
+	if whole > 0 {
+		avx2QuantizeFine(&q[0], &scale[0], &sum[0], &x[0], whole)
+	}
+	if whole < len(scale) {
+		quantizeFineGeneric(q[whole*packed.Block:], scale[whole:], sum[whole:], x[whole*packed.Block:])
+	}
+}
+
+func panelFineAVX2(p panelArgs) {
+	bias := float32(0)
+	if p.scheme.Asym {
+		bias = -128
+	}
+	panelsAVX2(p, p.fine, avx2PanelFinex1x1, avx2PanelFinex1x2, avx2PanelFinex4x1, 1, bias)
+}
+
+// panelsAVX2 takes tokens by fours, whose unpacked codes are shared, and for single tokens panels by
 // twos, which share the activations.
-func panelsAVX2(p panelArgs, one, two, four panelLoop, factor, bias float32) {
+func panelsAVX2[T any](p panelArgs, q []T, one, two, four panelLoop[T], factor, bias float32) {
 	blocks := (p.cols + packed.Block - 1) / packed.Block
 	if blocks == 0 {
-		panelGeneric(p)
+		panelGeneric(p) // sums of nothing
 		return
 	}
 	stride, group := p.scheme.PanelBytes(p.cols), p.scheme.Group/packed.Block
@@ -71,18 +91,23 @@ func panelsAVX2(p panelArgs, one, two, four panelLoop, factor, bias float32) {
 	for ; t+4 <= p.tokens; t += 4 {
 		for i := range p.panels {
 			four(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*stride], stride,
-				&p.q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], blocks, group, p.scheme.Asym, factor, bias)
+				&q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], blocks, group, p.scheme.Asym, factor, bias)
 		}
 	}
+	// Two streams, each of neighbouring panels: memory gives more than by one, and the end of one is not the start of
+	// the other, which would be asked for in advance once more.
+	half := p.panels / 2
 	for ; t < p.tokens; t++ {
-		for i := 0; i < p.panels; {
-			loop, n := one, 1
-			if i+2 <= p.panels {
-				loop, n = two, 2
+		for i := 0; i < p.panels; i++ {
+			loop := two
+			switch {
+			case i == 2*half:
+				loop = one
+			case i >= half:
+				continue
 			}
-			loop(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*stride], stride,
-				&p.q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], blocks, group, p.scheme.Asym, factor, bias)
-			i += n
+			loop(&p.out[t*p.stride+i*packed.Panel], 4*half*packed.Panel, &p.data[i*stride], half*stride,
+				&q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], blocks, group, p.scheme.Asym, factor, bias)
 		}
 	}
 }

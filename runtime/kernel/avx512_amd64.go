@@ -23,7 +23,7 @@ func panel8AVX512(p panelArgs) {
 
 // panelsAVX512 takes panels by twos, and tokens by fours, whose unpacked codes are shared. An odd panel is
 // left to narrower vectors.
-func panelsAVX512(p panelArgs, odd func(panelArgs), one, four panelLoop, factor, bias float32) {
+func panelsAVX512(p panelArgs, odd func(panelArgs), one, four panelLoop[int8], factor, bias float32) {
 	blocks := (p.cols + packed.Block - 1) / packed.Block
 	if blocks == 0 {
 		panelGeneric(p)

@@ -62,6 +62,15 @@ func TestLoopsStayWithinTheirBuffers(t *testing.T) {
 				}
 				out := atPageEnd(t, make([]float32, tokens*rows))
 				set.MulPanels(out, rows, m, 0, m.PanelCount(), &a, 0, tokens)
+				if s.Bits == 8 && set.FineScratch(1, 1) == 0 {
+					var f kernel.Fine
+					set.ResizeFine(&f, tokens, cols)
+					f.Q, f.Scale, f.Sum = atPageEnd(t, f.Q), atPageEnd(t, f.Scale), atPageEnd(t, f.Sum)
+					for i := range tokens {
+						set.QuantizeFine(&f, i, atPageEnd(t, randomVector(cols, r)), nil)
+					}
+					set.MulPanelsFine(atPageEnd(t, make([]float32, tokens*rows)), rows, m, 0, m.PanelCount(), &f, 0, tokens, nil)
+				}
 				codes := packed.NewCodes(s, cols)
 				w := make([]float32, cols)
 				for row := range rows {

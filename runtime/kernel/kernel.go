@@ -26,6 +26,9 @@ type Set struct {
 	quantize func(q []int8, scale, sum, x []float32)
 	// panel4 and panel8 multiply panels of a 4-bit or 8-bit matrix with tokens: see MulPanels.
 	panel4, panel8 func(p panelArgs)
+	// quantizeFine and panelFine are the same for Fine, codes as int16; nil where the set keeps planes of int8.
+	quantizeFine func(q []int16, scale, sum, x []float32)
+	panelFine    func(p panelArgs)
 	// panelTable multiplies panels whose codes stand for the entries of a table: see byTable.
 	panelTable func(p panelArgs)
 	// dense multiplies rows of float32 with tokens: see MulDense.
@@ -61,6 +64,7 @@ const EnvLevel = "QTOOL_CPU"
 func Generic() *Set {
 	return &Set{
 		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric, panelTable: tableGeneric,
+		quantizeFine: quantizeFineGeneric, panelFine: panelFineGeneric,
 		dense: denseGeneric, dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,
 		decodeF16: half.DecodeF16, decodeBF16: half.DecodeBF16,
 		F32: vectorsGeneric(widenF32), F16: vectorsGeneric(widenF16), I8: vectorsGeneric(widenI8),
@@ -146,18 +150,6 @@ func (s *Set) QuantizeStatic(a *Activations, token int, x []float32, limit float
 	}
 }
 
-// QuantizeRest sets in rest what the codes of a token in a left of x: both together have about 16 bits. scratch has room for
-// a.Cols elements.
-func (s *Set) QuantizeRest(rest, a *Activations, token int, x, scratch []float32) {
-	n, b := a.Blocks*packed.Block, a.Blocks
-	q, scale := a.Q[token*n:], a.Scale[token*b:]
-	x, scratch = x[:a.Cols], scratch[:a.Cols]
-	for i, v := range x {
-		scratch[i] = v - float32(float32(q[i])*scale[i/packed.Block])
-	}
-	s.Quantize(rest, token, scratch)
-}
-
 // panelArgs is what a panel loop works on. Rows of a panel beyond the matrix are computed too.
 type panelArgs struct {
 	scheme packed.Scheme
@@ -168,6 +160,7 @@ type panelArgs struct {
 
 	// Of the tokens, first to last: codes, scales and sums as in Activations.
 	q          []int8
+	fine       []int16 // in place of q, as in Fine
 	scale, sum []float32
 	tokens     int
 
@@ -199,6 +192,12 @@ func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels in
 	case m.Scheme.Bits == 8:
 		loop = s.panel8
 	}
+	s.mulPanels(loop, args, m, p)
+}
+
+// mulPanels calls a loop for panels of m from p on, of which the last may have fewer rows.
+func (s *Set) mulPanels(loop func(panelArgs), args panelArgs, m packed.Matrix, p int) {
+	out, stride, panels, n := args.out, args.stride, args.panels, args.tokens
 	rest := m.Rows - p*packed.Panel
 	if rest >= panels*packed.Panel {
 		loop(args)
@@ -212,10 +211,15 @@ func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels in
 	done := args.panels * packed.Panel
 	all := tails.Get().(*[packed.Panel]float32)
 	defer tails.Put(all)
+	b := len(args.scale) / n
 	for t := range n {
 		one := args
 		one.data, one.panels = m.Panels(p+args.panels, 1), 1
-		one.q = args.q[t*b*packed.Block : (t+1)*b*packed.Block]
+		if args.fine != nil {
+			one.fine = args.fine[t*b*packed.Block : (t+1)*b*packed.Block]
+		} else {
+			one.q = args.q[t*b*packed.Block : (t+1)*b*packed.Block]
+		}
 		one.scale, one.sum = args.scale[t*b:(t+1)*b], args.sum[t*b:(t+1)*b]
 		one.tokens, one.out, one.stride = 1, all[:], packed.Panel
 		loop(one)

@@ -9,35 +9,55 @@ package kernel
 //go:noescape
 func avx2Quantize(q *int8, scale *float32, sum *float32, x *float32, blocks int)
 
-// avx2Panel4x1x1 multiplies 1 panels of 4-bit codes with 1 tokens; strides are in bytes, group is in blocks.
+// avx2QuantizeFine sets the codes, scales and sums of blocks of 32 elements of x.
+//
+//go:noescape
+func avx2QuantizeFine(q *int16, scale *float32, sum *float32, x *float32, blocks int)
+
+// avx2Panel4x1x1 multiplies 1 panels of 4-bit codes with 1 tokens; strides are in bytes, outStride is that of what there are several of, group is in blocks.
 //
 //go:noescape
 func avx2Panel4x1x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
 
-// avx2Panel4x1x2 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, group is in blocks.
+// avx2Panel4x1x2 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, outStride is that of what there are several of, group is in blocks.
 //
 //go:noescape
 func avx2Panel4x1x2(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
 
-// avx2Panel4x4x1 multiplies 1 panels of 4-bit codes with 4 tokens; strides are in bytes, group is in blocks.
+// avx2Panel4x4x1 multiplies 1 panels of 4-bit codes with 4 tokens; strides are in bytes, outStride is that of what there are several of, group is in blocks.
 //
 //go:noescape
 func avx2Panel4x4x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
 
-// avx2Panel8x1x1 multiplies 1 panels of 8-bit codes with 1 tokens; strides are in bytes, group is in blocks.
+// avx2Panel8x1x1 multiplies 1 panels of 8-bit codes with 1 tokens; strides are in bytes, outStride is that of what there are several of, group is in blocks.
 //
 //go:noescape
 func avx2Panel8x1x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
 
-// avx2Panel8x1x2 multiplies 2 panels of 8-bit codes with 1 tokens; strides are in bytes, group is in blocks.
+// avx2Panel8x1x2 multiplies 2 panels of 8-bit codes with 1 tokens; strides are in bytes, outStride is that of what there are several of, group is in blocks.
 //
 //go:noescape
 func avx2Panel8x1x2(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
 
-// avx2Panel8x4x1 multiplies 1 panels of 8-bit codes with 4 tokens; strides are in bytes, group is in blocks.
+// avx2Panel8x4x1 multiplies 1 panels of 8-bit codes with 4 tokens; strides are in bytes, outStride is that of what there are several of, group is in blocks.
 //
 //go:noescape
 func avx2Panel8x4x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
+
+// avx2PanelFinex1x1 multiplies 1 panels of 8-bit codes with 1 tokens; strides are in bytes, outStride is that of what there are several of, group is in blocks.
+//
+//go:noescape
+func avx2PanelFinex1x1(out *float32, outStride int, data *byte, panelStride int, q *int16, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
+
+// avx2PanelFinex1x2 multiplies 2 panels of 8-bit codes with 1 tokens; strides are in bytes, outStride is that of what there are several of, group is in blocks.
+//
+//go:noescape
+func avx2PanelFinex1x2(out *float32, outStride int, data *byte, panelStride int, q *int16, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
+
+// avx2PanelFinex4x1 multiplies 1 panels of 8-bit codes with 4 tokens; strides are in bytes, outStride is that of what there are several of, group is in blocks.
+//
+//go:noescape
+func avx2PanelFinex4x1(out *float32, outStride int, data *byte, panelStride int, q *int16, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
 
 // avx512Panel4x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, group is in blocks.
 //

@@ -9,6 +9,7 @@ import (
 // Rows that one unit of work takes: enough that handing it out costs nothing beside it, few enough
 // that the last units end together.
 const (
+	bytesPerUnit  = 128 << 10 // of panels, and at least
 	panelsPerUnit = 4
 	rowsPerTile   = 16
 	tokensPerTile = 32 // that a decoded tile is multiplied with before the next
@@ -20,11 +21,16 @@ type product struct {
 	out []float32 // from the first token's first element on
 }
 
+// unitPanels is the number of panels in a unit, an even one.
+func unitPanels(s packed.Scheme, cols int) int {
+	return max(panelsPerUnit, bytesPerUnit/max(s.PanelBytes(cols), 1)&^1)
+}
+
 // job is the products of one input in work.
 type job struct {
 	x              []float32
 	tokens, stride int
-	fine           bool
+	coarse, fine   bool    // codes that products need
 	limit          float32 // of activations, by calibration; 0 where they are scaled by what they are
 	products       []product
 }
@@ -50,21 +56,23 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 		s.tap = tap
 		return err
 	}
-	needCodes, fine := false, false
+	coarse, fine := false, false
 	clear(e.counts)
 	for _, p := range products {
-		needCodes = needCodes || p.w.matrix != nil
+		coarse = coarse || p.w.matrix != nil && !p.fine()
 		fine = fine || p.fine()
 		for i := range p.w.shares {
 			e.counts[i] += p.w.shares[i].units()
 		}
 	}
-	s.job = job{x: x, tokens: tokens, stride: stride, fine: fine, limit: products[0].limit(), products: append(s.job.products[:0], products...)}
-	if needCodes {
+	s.job = job{x: x, tokens: tokens, stride: stride, coarse: coarse, fine: fine, limit: products[0].limit(), products: append(s.job.products[:0], products...)}
+	if coarse {
 		s.codes.Resize(tokens, cols)
-		if fine {
-			s.rest.Resize(tokens, cols)
-		}
+	}
+	if fine {
+		e.kernels.ResizeFine(&s.fine, tokens, cols)
+	}
+	if coarse || fine {
 		e.pool.Run(tokens, s.steps.quantize)
 	}
 	e.pool.RunParts(e.counts, s.steps.multiply)
@@ -73,17 +81,19 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 
 // quantizeRow rounds the input of a token for packed matrices.
 func (s *Session) quantizeRow(worker, t int) {
-	e, cols := s.engine, s.codes.Cols
+	e, cols := s.engine, s.job.products[0].w.cols
 	row := s.job.x[t*cols : (t+1)*cols]
 	if s.job.limit > 0 {
 		e.kernels.QuantizeStatic(&s.codes, t, row, s.job.limit)
 		return
 	}
-	e.kernels.Quantize(&s.codes, t, row)
+	if s.job.coarse {
+		e.kernels.Quantize(&s.codes, t, row)
+	}
 	if s.job.fine {
 		w := &e.scratch[worker]
 		w.tile = room(w.tile, cols)
-		e.kernels.QuantizeRest(&s.rest, &s.codes, t, row, w.tile)
+		e.kernels.QuantizeFine(&s.fine, t, row, w.tile)
 	}
 }
 
@@ -126,8 +136,7 @@ func differing(products []product) int {
 	return 0
 }
 
-// fine reports whether the matrix is multiplied with activations of 16 bits, as two planes of 8: where weights have 8
-// bits, activations of 8 would lose as much as the weights do.
+// fine reports whether the matrix is multiplied with activations of more than 8 bits: see kernel.Fine.
 func (p product) fine() bool {
 	return p.w.matrix != nil && p.w.matrix.Scheme.Bits == 8 && p.limit() == 0
 }
@@ -135,17 +144,16 @@ func (p product) fine() bool {
 // multiplyPanels multiplies a unit of a packed matrix.
 func (s *Session) multiplyPanels(p *product, own *share, unit, tokens, stride int, w *workerScratch) {
 	set, m := s.engine.kernels, *own.matrix
-	at := unit * panelsPerUnit * packed.Panel
-	rows := min(panelsPerUnit*packed.Panel, own.rows-at)
+	each := unitPanels(m.Scheme, m.Cols)
+	at := unit * each * packed.Panel
+	rows := min(each*packed.Panel, own.rows-at)
 	first := own.first + at
 	panel, panels := (first-own.base)/packed.Panel, (rows+packed.Panel-1)/packed.Panel
-	set.MulPanels(p.out[first:], stride, m, panel, panels, &s.codes, 0, tokens)
 	if p.fine() {
-		w.tile = room(w.tile, tokens*rows)
-		set.MulPanels(w.tile, rows, m, panel, panels, &s.rest, 0, tokens)
-		for t := range tokens {
-			set.Axpy(1, w.tile[t*rows:(t+1)*rows], p.out[t*stride+first:])
-		}
+		w.tile = room(w.tile, set.FineScratch(panels, tokens))
+		set.MulPanelsFine(p.out[first:], stride, m, panel, panels, &s.fine, 0, tokens, w.tile)
+	} else {
+		set.MulPanels(p.out[first:], stride, m, panel, panels, &s.codes, 0, tokens)
 	}
 	p.addBias(first, first+rows, tokens, stride)
 }

@@ -44,7 +44,7 @@ func (s *share) units() int {
 // unitRows is the rows of a unit.
 func unitRows(m *packed.Matrix) int {
 	if m != nil {
-		return panelsPerUnit * packed.Panel
+		return unitPanels(m.Scheme, m.Cols) * packed.Panel
 	}
 	return rowsPerTile
 }

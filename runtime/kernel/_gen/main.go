@@ -20,11 +20,12 @@ func main() {
 	constants()
 	exponentials()
 	tableConstants()
-	quantize()
-	for _, bits := range []int{4, 8} {
-		panels(bits, 1, 1)
-		panels(bits, 1, 2)
-		panels(bits, 4, 1)
+	quantize(false)
+	quantize(true)
+	for _, c := range []codes{codes4, codes8, codesFine} {
+		panels(c, 1, 1)
+		panels(c, 1, 2)
+		panels(c, 4, 1)
 	}
 	for _, bits := range []int{4, 8} {
 		panels512(bits, 1)
@@ -50,7 +51,7 @@ func main() {
 // block is the number of columns that share an activation scale, as packed.Block.
 const block = 32
 
-var ones, nibbles, magnitudes, limits, infinities, order Mem
+var ones, nibbles, magnitudes, limits, fineLimits, infinities, order Mem
 
 // Of the exponential: see expGeneric.
 var (
@@ -71,6 +72,7 @@ func constants() {
 	nibbles = vector("nibbles", 0x0f0f0f0f)
 	magnitudes = vector("magnitudes", 0x7fffffff)
 	limits = vector("limits", 0x42fe0000)           // 127
+	fineLimits = vector("fineLimits", 0x44ffe000)   // 2047
 	infinities = vector("infinities", 0x7f800000)   //
 	order = vector("order", 0, 4, 1, 5, 2, 6, 3, 7) // undoes what packing within lanes does
 }
@@ -110,20 +112,26 @@ func vectors(n int) []reg.VecVirtual {
 	return v
 }
 
-// quantize is quantizeGeneric for whole blocks.
-func quantize() {
-	function("avx2Quantize", "func(q *int8, scale, sum, x *float32, blocks int)",
-		"avx2Quantize sets the codes, scales and sums of blocks of 32 elements of x.")
+// quantize is quantizeGeneric for whole blocks, or quantizeFineGeneric.
+func quantize(fine bool) {
+	name, activation, label, largestCode := "avx2Quantize", "int8", "quantizeBlock", limits
+	if fine {
+		name, activation, label, largestCode = "avx2QuantizeFine", "int16", "quantizeFineBlock", fineLimits
+	}
+	function(name, "func(q *"+activation+", scale, sum, x *float32, blocks int)",
+		name+" sets the codes, scales and sums of blocks of 32 elements of x.")
 	q, scale := Load(Param("q"), GP64()), Load(Param("scale"), GP64())
 	sum, x := Load(Param("sum"), GP64()), Load(Param("x"), GP64())
 	n := Load(Param("blocks"), GP64())
 	mask, limit, perm, one := YMM(), YMM(), YMM(), YMM()
 	VMOVUPS(magnitudes, mask)
-	VMOVUPS(limits, limit)
-	VMOVDQU(order, perm)
+	VMOVUPS(largestCode, limit)
+	if !fine {
+		VMOVDQU(order, perm)
+	}
 	VMOVDQU(ones, one)
 
-	Label("quantizeBlock")
+	Label(label)
 	v, most, t := vectors(4), YMM(), YMM()
 	for i := range v {
 		VMOVUPS(at(x, 32*i), v[i])
@@ -135,7 +143,7 @@ func quantize() {
 		VMAXPS(t, most, most)
 	}
 	across(most, t, VMAXPS)
-	// scale = most/127; inverse = 127/most, and 0 where that is infinite, as it is for 0 and for numbers
+	// scale = most/127, or 2047 in its place; inverse is the other way round, and 0 where that is infinite, as it is for 0 and for numbers
 	// too small to keep.
 	inverse, finite := YMM(), YMM()
 	VDIVPS(limit, most, t)                      // most/127
@@ -153,19 +161,29 @@ func quantize() {
 	VPMADDWD(one, v[0], v[1])
 	VPMADDWD(one, v[2], v[3])
 	VPADDD(v[3], v[1], v[1])
-	VPACKSSWB(v[2], v[0], v[0])
-	VPERMD(v[0], perm, v[0])
-	VMOVDQU(v[0], at(q, 0))
+	if fine {
+		for i, codes := range []reg.VecVirtual{v[0], v[2]} {
+			VPERMQ(Imm(0xd8), codes, codes) // in order, and of four the second and third change places
+			VPSHUFLW(Imm(0xd8), codes, codes)
+			VPSHUFHW(Imm(0xd8), codes, codes)
+			VMOVDQU(codes, at(q, 32*i))
+		}
+		ADDQ(Imm(64), q)
+	} else {
+		VPACKSSWB(v[2], v[0], v[0])
+		VPERMD(v[0], perm, v[0])
+		VMOVDQU(v[0], at(q, 0))
+		ADDQ(Imm(32), q)
+	}
 	across(v[1], t, VPADDD)
 	VCVTDQ2PS(v[1], v[1])
 	VMOVSS(v[1].AsX(), at(sum, 0))
 
-	ADDQ(Imm(32), q)
 	ADDQ(Imm(4), scale)
 	ADDQ(Imm(4), sum)
 	ADDQ(U32(128), x)
 	DECQ(n)
-	JNE(LabelRef("quantizeBlock"))
+	JNE(LabelRef(label))
 	VZEROUPPER()
 	RET()
 }
@@ -180,13 +198,28 @@ func across(v, t reg.VecVirtual, op func(ops ...Op)) {
 	op(t, v, v)
 }
 
+// codes is a way to multiply the codes of weights with those of activations.
+type codes struct {
+	name, doc  string
+	activation string // type of a code of them
+	shift      uint64 // log2 of the bytes of a block of them
+	bytes      int    // of a block of weights
+	dots       func(dots []reg.VecVirtual, base []reg.GPVirtual, q, stride reg.Register, tokens int)
+}
+
+var (
+	codes4    = codes{"4", "4-bit codes", "int8", 5, 4 * block, block4}
+	codes8    = codes{"8", "8-bit codes", "int8", 5, 8 * block, block8}
+	codesFine = codes{"Fine", "8-bit codes", "int16", 6, 8 * block, blockFine}
+)
+
 // panels multiplies neighbouring panels with tokens. Codes are unsigned bytes of 4 bits, or signed bytes whose
 // magnitude is multiplied with the activation of their sign: then neither product nor the sum of two can
 // leave 16 bits, −128 · 127 included. A block of 4-bit codes sums in 16 bits: 8 · 2 · 15 · 127 is 30,480.
-func panels(bits, tokens, panels int) {
-	name := fmt.Sprintf("avx2Panel%dx%dx%d", bits, tokens, panels)
-	function(name, "func(out *float32, outStride int, data *byte, panelStride int, q *int8, scale, sum *float32, blocks, group int, asym bool, zeroFactor, zeroBias float32)",
-		fmt.Sprintf("%s multiplies %d panels of %d-bit codes with %d tokens; strides are in bytes, group is in blocks.", name, panels, bits, tokens))
+func panels(c codes, tokens, panels int) {
+	name := fmt.Sprintf("avx2Panel%sx%dx%d", c.name, tokens, panels)
+	function(name, "func(out *float32, outStride int, data *byte, panelStride int, q *"+c.activation+", scale, sum *float32, blocks, group int, asym bool, zeroFactor, zeroBias float32)",
+		fmt.Sprintf("%s multiplies %d panels of %s with %d tokens; strides are in bytes, outStride is that of what there are several of, group is in blocks.", name, panels, c.doc, tokens))
 	out, outStride := Load(Param("out"), GP64()), Load(Param("outStride"), GP64())
 	data, panelStride := Load(Param("data"), GP64()), Load(Param("panelStride"), GP64())
 	q, scale, sum := Load(Param("q"), GP64()), Load(Param("scale"), GP64()), Load(Param("sum"), GP64())
@@ -196,7 +229,7 @@ func panels(bits, tokens, panels int) {
 	qStride, fStride := GP64(), GP64()
 	if tokens > 1 {
 		MOVQ(blocks, qStride)
-		SHLQ(Imm(5), qStride)
+		SHLQ(Imm(c.shift), qStride)
 		MOVQ(blocks, fStride)
 		SHLQ(Imm(2), fStride)
 	}
@@ -211,7 +244,7 @@ func panels(bits, tokens, panels int) {
 		VXORPS(a, a, a)
 	}
 	s, zero := vectors(panels), vectors(panels)
-	label := func(l string) string { return fmt.Sprintf("p%dx%dx%d%s", bits, tokens, panels, l) }
+	label := func(l string) string { return fmt.Sprintf("p%sx%dx%d%s", c.name, tokens, panels, l) }
 
 	Label(label("group"))
 	n := GP64()
@@ -247,22 +280,18 @@ func panels(bits, tokens, panels int) {
 		// Weights are read once, from memory: ask for them early enough. The processor's own prefetching
 		// stops at the end of a page.
 		for p := range base {
-			for line := 0; line < 8*block*bits/8; line += 64 {
+			for line := 0; line < c.bytes; line += 64 {
 				PREFETCHT0(at(base[p], prefetchAhead+line))
 			}
 		}
 	}
 	dots := vectors(tokens * panels)
-	if bits == 4 {
-		block4(dots, base, q, qStride, tokens)
-	} else {
-		block8(dots, base, q, qStride, tokens)
-	}
+	c.dots(dots, base, q, qStride, tokens)
 	finish(acc, dots, s, zero, scale, sum, fStride, tokens, panels)
 	for p := range base {
-		ADDQ(U32(uint32(8*block*bits/8)), base[p])
+		ADDQ(U32(uint32(c.bytes)), base[p])
 	}
-	ADDQ(Imm(block), q)
+	ADDQ(Imm(1<<c.shift), q)
 	ADDQ(Imm(4), scale)
 	ADDQ(Imm(4), sum)
 	DECQ(n)
@@ -272,18 +301,19 @@ func panels(bits, tokens, panels int) {
 
 	for t := range tokens {
 		for p := range panels {
-			VMOVUPS(acc[t*panels+p], at(out, 32*p))
-		}
-		if t+1 < tokens {
-			ADDQ(outStride, out)
+			VMOVUPS(acc[t*panels+p], at(out, 0))
+			if t+p+2 < tokens+panels {
+				ADDQ(outStride, out)
+			}
 		}
 	}
 	VZEROUPPER()
 	RET()
 }
 
-// prefetchAhead is how many bytes of weights lie between what is multiplied and what is asked for.
-const prefetchAhead = 4096
+// prefetchAhead is how many bytes of weights lie between what is multiplied and what is asked for: more only fills the
+// few buffers for lines under way, and asks at the end of a stream for more that is not needed.
+const prefetchAhead = 2048
 
 // Offsets of the last parameters in the frame; the assembler's vet checks them against their names.
 const (
@@ -378,6 +408,39 @@ func block8(dots []reg.VecVirtual, base []reg.GPVirtual, q, stride reg.Register,
 				} else {
 					VPMADDWD(one, t16, t16)
 					VPADDD(t16, d, d)
+				}
+			}
+		}
+	}
+}
+
+// blockFine sums the products of a block of 8-bit codes with int16, which are in the order that finePlace gives: the even bytes
+// of a dword, widened, meet the first pair and the odd bytes the second.
+func blockFine(dots []reg.VecVirtual, base []reg.GPVirtual, q, stride reg.Register, tokens int) {
+	even, odd, x := vectors(len(base)), vectors(len(base)), YMM()
+	third := beyond(q, stride, tokens)
+	for v := range 8 {
+		for p := range base {
+			VMOVDQU(at(base[p], 32*v), odd[p])
+			VPSLLW(Imm(8), odd[p], even[p])
+			VPSRAW(Imm(8), odd[p], odd[p])
+			VPSRAW(Imm(8), even[p], even[p])
+		}
+		for t := range tokens {
+			for i, w := range [][]reg.VecVirtual{even, odd} {
+				VPBROADCASTD(token(q, stride, third, t, 8*v+4*i), x)
+				for p := range base {
+					d := dots[t*len(base)+p]
+					switch {
+					case v+i == 0:
+						VPMADDWD(x, w[p], d)
+					case p == len(base)-1:
+						VPMADDWD(x, w[p], x)
+						VPADDD(x, d, d)
+					default:
+						VPMADDWD(x, w[p], w[p])
+						VPADDD(w[p], d, d)
+					}
 				}
 			}
 		}
