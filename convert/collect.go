@@ -212,7 +212,7 @@ func (c *collection) run(ctx context.Context) (err error) {
 	c.result.Resumed = first
 	c.done = int64(first) * 2 * int64(len(sequences))
 	if first == 0 {
-		if err := c.embed(); err != nil {
+		if err := c.options.Calibration.embed(c.blocks, c.states); err != nil {
 			return err
 		}
 	}
@@ -230,20 +230,6 @@ func (c *collection) run(ctx context.Context) (err error) {
 		return err
 	}
 	return c.finish()
-}
-
-// embed makes the states that the first block sees.
-func (c *collection) embed() error {
-	for i, tokens := range c.options.Calibration.Sequences {
-		x := make([]float32, c.length*c.engine.Config().Hidden)
-		if err := c.blocks.Embed(x, tokens); err != nil {
-			return fmt.Errorf("calibration sequence %d: %w", i, err)
-		}
-		if err := c.states.Put(i, x); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // half runs half a block on all sequences and stores what its layers are multiplied with.

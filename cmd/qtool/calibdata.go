@@ -21,7 +21,7 @@ type dataOptions struct {
 func (o *dataOptions) addFlags(f *pflag.FlagSet, short string) {
 	f.StringVar(&o.kind, "calib-kind", "", "what the data are: text, jsonl or tokens (default: by the name and the first line)")
 	f.StringVar(&o.field, "calib-field", corpus.DefaultField, "field of a JSON line that holds the text or the tokens")
-	f.StringVar(&o.memory, "max-memory", "", "of hidden states, before they go to a temporary file beside the output: 8GB")
+	f.StringVar(&o.memory, "max-memory", "", "for hidden states and inputs of layers: 8GB; beyond it states go to a temporary file beside the output, inputs are computed again (default: no limit)")
 	f.IntVarP(&o.context, "calib-context", short, 512, "tokens of a calibration sequence")
 	f.IntVar(&o.samples, "calib-samples", 128, "calibration sequences at most")
 }

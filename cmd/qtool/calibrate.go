@@ -109,19 +109,12 @@ func calibrateModel(ctx context.Context, path, output string, threads int, o *da
 	if err != nil {
 		return nil, err
 	}
-	var bar *progress
+	progress, finish := lateProgress("calibrate", false, quiet)
 	r, err := convert.Collect(ctx, m, convert.CollectOptions{
 		Output: output, Threads: threads, Version: release, Data: s.Digest, Calibration: &convert.Calibration{Sequences: s.Windows, MaxMemory: o.maxMemory},
-		Progress: func(done, total int64, what string) {
-			if bar == nil {
-				bar = newProgress("calibrate", total, false, quiet)
-			}
-			bar.set(done, what)
-		},
+		Progress: progress,
 	})
-	if bar != nil {
-		bar.finish()
-	}
+	finish()
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("%w; the same command goes on from here", err)

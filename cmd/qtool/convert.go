@@ -62,19 +62,12 @@ which loses nothing.`,
 			if threads <= 0 {
 				threads = pool.Available()
 			}
-			var bar *progress
+			progress, finish := lateProgress("convert", false, quiet)
 			r, err := convert.Export(cmd.Context(), m, convert.ExportOptions{
 				Output: output, Type: convert.Choice(dtype), Threads: threads, MaxShard: shard, Clamp: clamp, Version: release,
-				Progress: func(done, total int64, tensor string) {
-					if bar == nil {
-						bar = newProgress("convert", total, false, quiet)
-					}
-					bar.set(done, tensor)
-				},
+				Progress: progress,
 			})
-			if bar != nil {
-				bar.finish()
-			}
+			finish()
 			if err != nil {
 				return err
 			}

@@ -152,17 +152,12 @@ when they are not met; they need --baseline.`,
 
 // evaluate measures with a progress display.
 func evaluate(ctx context.Context, r eval.Request, quiet bool) (*eval.Report, bool, error) {
-	var p *progress
+	progress, finish := lateProgress("evaluate", false, quiet)
 	r.Progress = func(s eval.Progress) {
-		if p == nil {
-			p = newProgress("evaluate", int64(s.Windows), false, quiet)
-		}
-		p.set(int64(s.Window), fmt.Sprintf("perplexity %.4f", s.Perplexity))
+		progress(int64(s.Window), int64(s.Windows), fmt.Sprintf("perplexity %.4f", s.Perplexity))
 	}
 	report, ok, err := eval.Run(ctx, r)
-	if p != nil {
-		p.finish()
-	}
+	finish()
 	return report, ok, err
 }
 

@@ -52,6 +52,22 @@ func newProgress(what string, total int64, bytes, quiet bool) *progress {
 	return p
 }
 
+// lateProgress is for a job that says how much there is to do when it first reports: report takes what is done, of how much, and a note.
+func lateProgress(what string, bytes, quiet bool) (report func(done, total int64, note string), finish func()) {
+	var p *progress
+	report = func(done, total int64, note string) {
+		if p == nil {
+			p = newProgress(what, total, bytes, quiet)
+		}
+		p.set(done, note)
+	}
+	return report, func() {
+		if p != nil {
+			p.finish()
+		}
+	}
+}
+
 // set moves the display to done units; note is shown behind the name of the job.
 func (p *progress) set(done int64, note string) {
 	switch {

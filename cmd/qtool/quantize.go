@@ -338,19 +338,12 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	if o.dryRun {
 		return report, nil
 	}
-	var bar *progress
+	progress, finish := lateProgress("quantize", false, o.quiet)
 	result, err := convert.Quantize(ctx, m, plan, convert.Options{
 		Output: o.output, Threads: threads, Version: release, Calibration: calibration, Statistics: statistics,
-		Progress: func(done, total int64, tensor string) {
-			if bar == nil {
-				bar = newProgress("quantize", total, false, o.quiet)
-			}
-			bar.set(done, tensor)
-		},
+		Progress: progress,
 	})
-	if bar != nil {
-		bar.finish()
-	}
+	finish()
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("%w; the same command goes on from here", err)
@@ -423,16 +416,9 @@ func (o *quantizeOptions) mix(ctx context.Context, m *checkpoint.Model, r *conve
 	if r.Budget == nil {
 		return nil, nil
 	}
-	var bar *progress
-	mixed, err := convert.Mix(ctx, m, r, convert.Options{Threads: threads, Calibration: c, Progress: func(done, total int64, tensor string) {
-		if bar == nil {
-			bar = newProgress("measure sensitivity", total, false, o.quiet)
-		}
-		bar.set(done, tensor)
-	}})
-	if bar != nil {
-		bar.finish()
-	}
+	progress, finish := lateProgress("measure sensitivity", false, o.quiet)
+	mixed, err := convert.Mix(ctx, m, r, convert.Options{Threads: threads, Calibration: c, Progress: progress})
+	finish()
 	if err != nil {
 		return nil, err
 	}

@@ -92,17 +92,12 @@ func verifyDigests(ctx context.Context, path string, quiet bool) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
-	var bar *progress
+	progress, finish := lateProgress("verify", true, quiet)
 	err = p.Verify(func(done, total int64) error {
-		if bar == nil {
-			bar = newProgress("verify", total, true, quiet)
-		}
-		bar.set(done, "")
+		progress(done, total, "")
 		return ctx.Err()
 	})
-	if bar != nil {
-		bar.finish()
-	}
+	finish()
 	return err
 }
 

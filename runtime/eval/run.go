@@ -46,7 +46,6 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 	report.SizeBytes, report.BitsPerWeight = model.source.Size()
 	report.Runtime = Runtime{CPU: model.engine.CPU(), Threads: model.engine.Threads(), NUMA: model.engine.NUMA(), KV: string(model.engine.KV())}
 	report.Warnings = append(report.Warnings, model.source.Warnings()...)
-	report.Warnings = append(report.Warnings, model.engine.Shortfalls()...)
 
 	var base *loaded
 	var baseline Session
@@ -96,6 +95,7 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 	if err != nil {
 		return nil, false, fmt.Errorf("evaluate %s on %s: %w", r.Model, text.Name, err)
 	}
+	report.Warnings = append(report.Warnings, model.engine.Shortfalls()...)
 	report.set(f)
 	report.Seconds = time.Since(start).Seconds()
 	return report, report.Check(r.Limits), nil

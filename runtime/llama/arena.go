@@ -17,6 +17,14 @@ type arena struct {
 	regions []*numa.Region
 	room    map[int][]byte      // what is left of the last region, by node
 	free    map[[2]int][][]byte // blocks given back, by node and size
+	refused error               // the first refusal of memory of a node
+}
+
+// refusal is why keys and values are not all in memory of their nodes; nil where they are.
+func (a *arena) refusal() error {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return a.refused
 }
 
 // take gives cleared memory, of the node as far as the system does that.
@@ -33,8 +41,10 @@ func (a *arena) take(size, node int) []byte {
 	if len(a.room[node]) < size {
 		r, err := a.region(max(size, arenaBytes), node)
 		if err != nil {
+			a.refuse(err)
 			return make([]byte, size)
 		}
+		a.refuse(r.Refused)
 		a.regions = append(a.regions, r)
 		if a.room == nil {
 			a.room = make(map[int][]byte)
@@ -44,6 +54,12 @@ func (a *arena) take(size, node int) []byte {
 	block := a.room[node][:size:size]
 	a.room[node] = a.room[node][size:]
 	return block
+}
+
+func (a *arena) refuse(err error) {
+	if a.refused == nil {
+		a.refused = err
+	}
 }
 
 // give takes back a block.

@@ -264,8 +264,8 @@ func (e *Engine) NUMA() string {
 	return strings.Join(parts, "; ")
 }
 
-// Shortfalls says what the system refused of the placement: once for threads, once for memory. The engine runs all the
-// same.
+// Shortfalls says what the system refused of the placement so far: once for threads, once for weights, once for keys and values. The engine runs
+// all the same.
 func (e *Engine) Shortfalls() []string {
 	var out []string
 	if err := e.pool.Placement().Refused; err != nil {
@@ -278,6 +278,9 @@ func (e *Engine) Shortfalls() []string {
 		out = append(out, "weights could not be copied to their nodes: "+m.stayed)
 	case m.refused != nil:
 		out = append(out, fmt.Sprintf("memory could not be bound to nodes: %v", reason(m.refused)))
+	}
+	if err := m.kv.refusal(); err != nil && m.refused == nil {
+		out = append(out, fmt.Sprintf("keys and values could not be bound to nodes: %v", reason(err)))
 	}
 	return out
 }

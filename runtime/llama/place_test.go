@@ -218,6 +218,28 @@ func TestPlacementRefused(t *testing.T) {
 	}
 }
 
+// Keys and values that their node has no room for are elsewhere, which is said.
+func TestCacheRefused(t *testing.T) {
+	m, err := checkpoint.Open(testdata.Path("grammar-lm"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, m.Close()) }()
+	for name, kind := range map[string]func(*machine){
+		"no memory": func(s *machine) { s.absent = map[int]error{0: syscall.ENOMEM, 1: syscall.ENOMEM} },
+		"not bound": func(s *machine) { s.refuse = map[int]error{0: syscall.ENOMEM, 1: syscall.ENOMEM} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &machine{nodes: []int{0, 1}}
+			e, err := newEngine(m, Options{}, s.host(t))
+			require.NoError(t, err)
+			defer e.Close()
+			kind(s)
+			require.Empty(t, e.Shortfalls())
+			require.NotEmpty(t, logitsOf(t, e))
+			require.Equal(t, []string{"keys and values could not be bound to nodes: cannot allocate memory"}, e.Shortfalls())
+		})
+	}
+}
+
 // Real calls for nodes that are not there.
 func TestAbsentNodes(t *testing.T) {
 	m, err := checkpoint.Open(testdata.Path("grammar-lm"))

@@ -157,6 +157,13 @@ func testCloseEndsTheThreads(t *testing.T, open func(threads int) *Pool) {
 		p.Close()
 		p.Close()
 	}
+	// A thread says that it ends just before it is gone.
+	for range 1000 {
+		if runtime.NumGoroutine() <= before {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
 	require.LessOrEqual(t, runtime.NumGoroutine(), before)
 	p := open(2)
 	p.Close()
