@@ -103,6 +103,17 @@ func (t *Tensor) Row(r int) ([]byte, formats.DType, bool) {
 	return t.data[at : at+size : at+size], t.storage.dtype, true
 }
 
+// BlockRow gives the stored bytes of row r, in Hugging Face's order, of a matrix in a ggml type whose rows are not shifted: as
+// Row for plain types. nil for any other.
+func (t *Tensor) BlockRow(r int) []byte {
+	if _, ok := t.Block(); !ok || t.shifted || len(t.Shape) < 2 {
+		return nil
+	}
+	size := t.rowBytes()
+	at := t.storedRow(r) * size
+	return t.data[at : at+size : at+size]
+}
+
 // Reordered reports whether the container stores other values or another order of rows than ReadRows
 // gives.
 func (t *Tensor) Reordered() bool { return t.permute > 0 || t.shifted }

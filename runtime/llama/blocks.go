@@ -180,7 +180,7 @@ func (b *Blocks) Restore(name string) error {
 	}
 	w, err := b.find(name)
 	if err == nil {
-		w.matrix = newLinear(w.tensor).matrix
+		w.matrix = w.own
 	}
 	return err
 }

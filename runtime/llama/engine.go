@@ -28,15 +28,22 @@ type Options struct {
 	CPUs    numa.Set       // bind a thread to each of these; empty: as NUMA says
 	NUMA    numa.Selection // where threads run; the zero value leaves that to the system
 	KV      KVType         // how sessions keep keys and values; empty: KVF32
+	// Repack runs matrices in GGUF's block types by the integer kernels, with the same weights and rounded activations, as far
+	// as there are panels for the type. It takes memory for them. Without it they are decoded to f32.
+	Repack bool
+	// Activations is how inputs of packed and repacked matrices are rounded; empty: ActivationsAuto. With ActivationsF32 none are,
+	// and nothing is repacked.
+	Activations Activations
 }
 
 // Engine holds a model ready to run. Several sessions may use it, one at a time.
 type Engine struct {
-	config  *arch.Config
-	kernels *kernel.Set
-	pool    *pool.Pool
-	kv      KVType
-	ropes   []rope // of the layers with full attention; of the sliding ones where they have their own
+	config      *arch.Config
+	kernels     *kernel.Set
+	pool        *pool.Pool
+	kv          KVType
+	activations Activations
+	ropes       []rope // of the layers with full attention; of the sliding ones where they have their own
 
 	embedding *checkpoint.Tensor
 	// packedEmbedding, if set, is read in its place.
@@ -66,11 +73,14 @@ type layer struct {
 
 // linear is a matrix that activations are multiplied with, and its bias.
 type linear struct {
-	tensor *checkpoint.Tensor
-	matrix *packed.Matrix // what is multiplied with where it is packed; else nil
-	rows   int
-	cols   int
-	bias   []float32 // nil for none
+	tensor   *checkpoint.Tensor
+	matrix   *packed.Matrix  // what is multiplied with where it is packed; else nil
+	foreign  *kernel.Foreign // where it was repacked into panels of other types; else nil
+	own      *packed.Matrix  // matrix before anything replaced it
+	repacked int             // bytes of memory for a repacked matrix
+	rows     int
+	cols     int
+	bias     []float32 // nil for none
 }
 
 // workerScratch is what one worker of the pool needs for itself.
@@ -94,8 +104,14 @@ func New(m *checkpoint.Model, o Options) (*Engine, error) {
 	if _, err := ParseKVType(string(o.KV)); err != nil {
 		return nil, err
 	}
-	e := &Engine{config: m.Config(), kernels: set, kv: o.KV, ropes: ropes(m.Config())}
-	load := loader{model: m}
+	if o.Activations == "" {
+		o.Activations = ActivationsAuto
+	}
+	if _, err := ParseActivations(string(o.Activations)); err != nil {
+		return nil, err
+	}
+	e := &Engine{config: m.Config(), kernels: set, kv: o.KV, activations: o.Activations, ropes: ropes(m.Config())}
+	load := loader{model: m, decode: o.Activations == ActivationsF32}
 	c := e.config
 	e.embedding = load.tensor(arch.EmbeddingName)
 	e.layers = make([]layer, c.Layers)
@@ -109,6 +125,12 @@ func New(m *checkpoint.Model, o Options) (*Engine, error) {
 	}
 	if err := e.start(o); err != nil {
 		return nil, err
+	}
+	if o.Repack && !load.decode {
+		if err := e.repack(); err != nil {
+			e.Close()
+			return nil, err
+		}
 	}
 	return e, nil
 }
@@ -139,8 +161,9 @@ func (e *Engine) NUMA() string { return e.pool.Placement().String() }
 
 // loader collects tensors and keeps the first error.
 type loader struct {
-	model *checkpoint.Model
-	err   error
+	model  *checkpoint.Model
+	decode bool // packed matrices are decoded for each product
+	err    error
 }
 
 func (l *loader) tensor(name string) *checkpoint.Tensor {
@@ -180,7 +203,7 @@ func (l *loader) linear(prefix string, bias bool) linear {
 	if l.err != nil {
 		return linear{}
 	}
-	out := newLinear(t)
+	out := l.newLinear(t)
 	if bias {
 		out.bias = l.vector(prefix + ".bias")
 	}
@@ -228,14 +251,14 @@ func (l *loader) head(c *arch.Config) linear {
 	if l.err != nil {
 		return linear{}
 	}
-	return newLinear(t)
+	return l.newLinear(t)
 }
 
-func newLinear(t *checkpoint.Tensor) linear {
-	l := linear{tensor: t, rows: t.Rows(), cols: t.Cols()}
-	if t.Packed() {
+func (l *loader) newLinear(t *checkpoint.Tensor) linear {
+	out := linear{tensor: t, rows: t.Rows(), cols: t.Cols()}
+	if t.Packed() && !l.decode {
 		m := t.Matrix()
-		l.matrix = &m
+		out.matrix, out.own = &m, &m
 	}
-	return l
+	return out
 }

@@ -4,6 +4,7 @@ import (
 	"qtool/formats"
 	"qtool/formats/checkpoint"
 	"qtool/formats/packed"
+	"qtool/runtime/kernel"
 )
 
 // Rows that one unit of work takes: enough that handing it out costs nothing beside it, few enough
@@ -24,7 +25,7 @@ type product struct {
 // the number of threads.
 func (p product) units() int {
 	n := rowsPerTile
-	if p.w.matrix != nil {
+	if p.w.integer() {
 		n = panelsPerUnit * packed.Panel
 	}
 	return (p.w.rows + n - 1) / n
@@ -35,6 +36,7 @@ type job struct {
 	x              []float32
 	tokens, stride int
 	fine           bool
+	halves         bool    // sums of half blocks are needed
 	limit          float32 // of activations, by calibration; 0 where they are scaled by what they are
 	products       []product
 }
@@ -60,18 +62,25 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 		s.tap = tap
 		return err
 	}
-	needCodes, fine := false, false
+	needCodes, fine, halves := false, false, false
 	total := 0
 	for _, p := range products {
-		needCodes = needCodes || p.w.matrix != nil
-		fine = fine || p.fine()
+		needCodes = needCodes || p.w.integer()
+		fine = fine || e.fine(p.w)
+		halves = halves || p.w.foreign != nil && p.w.foreign.Layout == kernel.Super6
 		total += p.units()
 	}
-	s.job = job{x: x, tokens: tokens, stride: stride, fine: fine, limit: products[0].limit(), products: append(s.job.products[:0], products...)}
+	s.job = job{x: x, tokens: tokens, stride: stride, fine: fine, halves: halves, limit: products[0].w.limit(), products: append(s.job.products[:0], products...)}
 	if needCodes {
 		s.codes.Resize(tokens, cols)
+		if halves {
+			s.codes.ResizeHalves()
+		}
 		if fine {
 			s.rest.Resize(tokens, cols)
+			if halves {
+				s.rest.ResizeHalves()
+			}
 		}
 		e.pool.Run(tokens, s.steps.quantize)
 	}
@@ -88,10 +97,16 @@ func (s *Session) quantizeRow(worker, t int) {
 		return
 	}
 	e.kernels.Quantize(&s.codes, t, row)
+	if s.job.halves {
+		e.kernels.Halve(&s.codes, t)
+	}
 	if s.job.fine {
 		w := &e.scratch[worker]
 		w.tile = room(w.tile, cols)
 		e.kernels.QuantizeRest(&s.rest, &s.codes, t, row, w.tile)
+		if s.job.halves {
+			e.kernels.Halve(&s.rest, t)
+		}
 	}
 }
 
@@ -105,7 +120,7 @@ func (s *Session) multiplyUnit(worker, unit int) {
 			unit -= n
 			continue
 		}
-		if p.w.matrix != nil {
+		if p.w.integer() {
 			s.multiplyPanels(p, unit, j.tokens, j.stride, w)
 		} else {
 			s.failed.note(s.engine.multiplyTile(p, unit, j.tokens, j.stride, j.x, w))
@@ -114,43 +129,38 @@ func (s *Session) multiplyUnit(worker, unit int) {
 	}
 }
 
-// limit is the range of activations that a product was calibrated for, 0 for none.
-func (p product) limit() float32 {
-	if p.w.matrix == nil {
-		return 0
-	}
-	return p.w.matrix.Range()
-}
-
 // differing gives the first product whose limit is not that of the ones before it, 0 where all are alike.
 func differing(products []product) int {
 	for i := range products[1:] {
-		if products[i+1].limit() != products[0].limit() {
+		if products[i+1].w.limit() != products[0].w.limit() {
 			return i + 1
 		}
 	}
 	return 0
 }
 
-// fine reports whether the matrix is multiplied with activations of 16 bits, as two planes of 8: where weights have 8
-// bits, activations of 8 would lose as much as the weights do.
-func (p product) fine() bool {
-	return p.w.matrix != nil && p.w.matrix.Scheme.Bits == 8 && p.limit() == 0
+// mulPanels multiplies panels of a packed or repacked matrix.
+func (e *Engine) mulPanels(out []float32, stride int, w *linear, panel, panels int, a *kernel.Activations, tokens int) {
+	if w.matrix != nil {
+		e.kernels.MulPanels(out, stride, *w.matrix, panel, panels, a, 0, tokens)
+		return
+	}
+	e.kernels.MulForeign(out, stride, *w.foreign, panel, panels, a, 0, tokens)
 }
 
 // multiplyPanels multiplies a unit of a packed matrix.
 func (s *Session) multiplyPanels(p *product, unit, tokens, stride int, w *workerScratch) {
-	set, m := s.engine.kernels, *p.w.matrix
+	e := s.engine
 	panel := unit * panelsPerUnit
-	panels := min(panelsPerUnit, m.PanelCount()-panel)
+	panels := min(panelsPerUnit, p.w.panelCount()-panel)
 	first := panel * packed.Panel
 	rows := min(panels*packed.Panel, p.w.rows-first)
-	set.MulPanels(p.out[first:], stride, m, panel, panels, &s.codes, 0, tokens)
-	if p.fine() {
+	e.mulPanels(p.out[first:], stride, p.w, panel, panels, &s.codes, tokens)
+	if e.fine(p.w) {
 		w.tile = room(w.tile, tokens*rows)
-		set.MulPanels(w.tile, rows, m, panel, panels, &s.rest, 0, tokens)
+		e.mulPanels(w.tile, rows, p.w, panel, panels, &s.rest, tokens)
 		for t := range tokens {
-			set.Axpy(1, w.tile[t*rows:(t+1)*rows], p.out[t*stride+first:])
+			e.kernels.Axpy(1, w.tile[t*rows:(t+1)*rows], p.out[t*stride+first:])
 		}
 	}
 	p.addBias(first, first+rows, tokens, stride)

@@ -1,0 +1,158 @@
+package llama
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"qtool/formats/packed"
+)
+
+// Activations is how the inputs of matrices with integer codes are rounded.
+type Activations string
+
+// Ways to round activations.
+const (
+	// ActivationsAuto rounds to 8 bits, and to 16 where weights have 8 bits, of which the activations would lose as much as
+	// the weights do.
+	ActivationsAuto  Activations = "auto"
+	ActivationsInt8  Activations = "int8"
+	ActivationsInt16 Activations = "int16"
+	// ActivationsF32 rounds nothing: weights are decoded to single precision for each product.
+	ActivationsF32 Activations = "f32"
+)
+
+// ParseActivations checks the name of a way to round activations.
+func ParseActivations(name string) (Activations, error) {
+	all := []Activations{ActivationsAuto, ActivationsInt8, ActivationsInt16, ActivationsF32}
+	if a := Activations(name); slices.Contains(all, a) {
+		return a, nil
+	}
+	return "", fmt.Errorf("activations cannot be %q: expected one of %v", name, all)
+}
+
+// fine reports whether a matrix is multiplied with activations of 16 bits, as two planes of 8.
+func (e *Engine) fine(w *linear) bool {
+	if !w.integer() || w.limit() > 0 {
+		return false
+	}
+	switch e.activations {
+	case ActivationsInt8:
+		return false
+	case ActivationsInt16:
+		return true
+	}
+	return w.matrix != nil && w.matrix.Scheme.Bits == 8
+}
+
+// rounding names how the inputs of a matrix are rounded.
+func (e *Engine) rounding(w *linear) string {
+	switch {
+	case !w.integer():
+		return string(ActivationsF32)
+	case w.limit() > 0:
+		return "int8 in calibrated ranges"
+	case e.fine(w):
+		return string(ActivationsInt16)
+	}
+	return string(ActivationsInt8)
+}
+
+// Weights says how the matrices of one type are run.
+type Weights struct {
+	Type    string `json:"type"` // as they are stored: F16, Q4_K, w4g32
+	Tensors int    `json:"tensors"`
+	// Form is what products are made with: "as packed", "repacked, 4 bits", "decoded to f32" or "as stored".
+	Form        string `json:"form"`
+	Activations string `json:"activations"` // int8, int16, f32
+	Bytes       int64  `json:"bytes"`       // as they are stored
+	// RepackedBytes is the memory taken for them beside the file.
+	RepackedBytes int64 `json:"repacked_bytes"`
+}
+
+// String is a line of a report.
+func (w Weights) String() string {
+	tensors := "tensors"
+	if w.Tensors == 1 {
+		tensors = "tensor"
+	}
+	return fmt.Sprintf("%d %s %s %s, activations in %s", w.Tensors, tensors, w.Type, w.Form, w.Activations)
+}
+
+// Roundings names all the ways that activations are rounded in: int8, or int8 and int16.
+func Roundings(all []Weights) string {
+	var names []string
+	for _, w := range all {
+		if !slices.Contains(names, w.Activations) {
+			names = append(names, w.Activations)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, " and ")
+}
+
+// Weights says how matrices are run, those of a kind together, in the order of the model. The embedding is among them where it is
+// the head too: else its rows are decoded one by one.
+func (e *Engine) Weights() []Weights {
+	var all []Weights
+	for _, l := range e.linears() {
+		w := Weights{Type: l.tensor.Storage(), Form: "decoded to f32", Activations: e.rounding(l), Bytes: l.tensor.Bytes()}
+		switch {
+		case l.repacked > 0:
+			w.Form = fmt.Sprintf("repacked, %d bits", l.bits())
+			w.RepackedBytes = int64(l.repacked)
+		case l.matrix != nil:
+			w.Form = "as packed"
+		default:
+			if _, ok := l.tensor.Float32s(0, 1); ok {
+				w.Form = "as stored"
+			}
+		}
+		i := slices.IndexFunc(all, func(o Weights) bool {
+			return o.Type == w.Type && o.Form == w.Form && o.Activations == w.Activations
+		})
+		if i < 0 {
+			all, i = append(all, Weights{Type: w.Type, Form: w.Form, Activations: w.Activations}), len(all)
+		}
+		all[i].Tensors++
+		all[i].Bytes += w.Bytes
+		all[i].RepackedBytes += w.RepackedBytes
+	}
+	return all
+}
+
+// linears lists the matrices of the model.
+func (e *Engine) linears() []*linear {
+	var all []*linear
+	for i := range e.layers {
+		l := &e.layers[i]
+		for _, w := range []*linear{&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down} {
+			if w.tensor != nil {
+				all = append(all, w)
+			}
+		}
+	}
+	return append(all, &e.head)
+}
+
+// integer reports whether a matrix is multiplied by the integer kernels.
+func (l *linear) integer() bool { return l.matrix != nil || l.foreign != nil }
+
+// bits is the size of the codes of a matrix that the integer kernels multiply.
+func (l *linear) bits() int {
+	if l.matrix != nil {
+		return l.matrix.Scheme.Bits
+	}
+	return l.foreign.Layout.Bits()
+}
+
+// limit is the range of activations that a matrix was calibrated for, 0 for none.
+func (l *linear) limit() float32 {
+	if l.matrix == nil {
+		return 0
+	}
+	return l.matrix.Range()
+}
+
+// panelCount is the number of panels of a matrix that the integer kernels multiply.
+func (l *linear) panelCount() int { return (l.rows + packed.Panel - 1) / packed.Panel }
