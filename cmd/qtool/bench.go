@@ -15,7 +15,7 @@ import (
 
 func newBench() *cobra.Command {
 	var o bench.Options
-	var kv string
+	var kv, activations string
 	var place placement
 	var asJSON, quiet bool
 	cmd := &cobra.Command{
@@ -47,6 +47,9 @@ several sequences are generated together, and the tokens of all of them count.`,
 			if o.KV, err = llama.ParseKVType(kv); err != nil {
 				return usagef("--kv: %w", err)
 			}
+			if o.Activations, err = llama.ParseActivations(activations); err != nil {
+				return usagef("--activations: %w", err)
+			}
 			if o.Model, err = find(args[0]); err != nil {
 				return err
 			}
@@ -71,6 +74,7 @@ several sequences are generated together, and the tokens of all of them count.`,
 	f.IntSliceVar(&o.Depth, "depth", []int{0}, "tokens in the context before generating; several to measure with each")
 	f.IntSliceVar(&o.Batch, "batch", []int{1}, "sequences that are generated together; several to measure with each")
 	addKV(cmd, &kv)
+	addActivations(cmd, &activations)
 	f.IntVar(&o.Repeat, "repeat", 3, "runs of each kind, besides one to warm up")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object")
 	f.BoolVarP(&quiet, "quiet", "q", false, "no progress")
@@ -79,6 +83,7 @@ several sequences are generated together, and the tokens of all of them count.`,
 
 func printBench(w io.Writer, r *bench.Report) error {
 	fmt.Fprintf(w, "%s: %s, %s kernels, NUMA %s, keys and values in %s\n", r.Model, sizeText(r.SizeBytes), r.CPU, r.NUMA, r.KV)
+	fmt.Fprintf(w, "loaded in %.2f s, runs as: %s\n", r.LoadSeconds, weightsText(r.Weights, r.RepackedBytes))
 	t := newTable(w)
 	fmt.Fprintln(t, "what\tthreads\tsequences\ttokens\tafter\ttokens/s\tread bandwidth\tshare of it")
 	for _, x := range r.Runs {

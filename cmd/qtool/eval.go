@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -21,6 +22,7 @@ type evalOptions struct {
 	threads   int
 	placement placement
 	kv        string
+	rounding  string // of activations
 
 	maxPPL, minTop1 string
 	maxKLD          float64
@@ -37,6 +39,7 @@ func (o *evalOptions) addFlags(cmd *cobra.Command) {
 	f.IntVarP(&o.threads, "threads", "t", 0, "threads (0: as many as can work at once)")
 	o.placement.numa = numaAuto // where a command has no flag for it
 	addKV(cmd, &o.kv)
+	addActivations(cmd, &o.rounding)
 	f.StringVar(&o.maxPPL, "max-ppl-increase", "", "gate: largest increase of perplexity over the baseline, such as 1% or 0.01")
 	f.Float64Var(&o.maxKLD, "max-kld", 0, "gate: largest mean KL divergence from the baseline, nats")
 	f.StringVar(&o.minTop1, "min-top1", "", "gate: least share of positions with the baseline's first choice, such as 0.97 or 97%")
@@ -45,6 +48,25 @@ func (o *evalOptions) addFlags(cmd *cobra.Command) {
 // addKV declares the flag for the type of keys and values.
 func addKV(cmd *cobra.Command, kv *string) {
 	cmd.Flags().StringVar(kv, "kv", string(llama.KVF16), "type that keys and values are kept in: f32, f16 or int8")
+}
+
+// addActivations declares the flag for the rounding of activations.
+func addActivations(cmd *cobra.Command, rounding *string) {
+	cmd.Flags().StringVar(rounding, "activations", string(llama.ActivationsAuto),
+		"round inputs of quantized matrices, of packed and of GGUF files, to int8, int16 or not at all (f32, slow); auto: int8, int16 where weights have 8 bits")
+}
+
+// weightsText says how matrices are run.
+func weightsText(all []llama.Weights, repacked int64) string {
+	var parts []string
+	for _, w := range all {
+		parts = append(parts, w.String())
+	}
+	text := strings.Join(parts, "; ")
+	if repacked > 0 {
+		text += fmt.Sprintf(" (%s repacked in memory)", sizeText(repacked))
+	}
+	return text
 }
 
 // request checks the flags and makes a request of them, without the models.
@@ -67,6 +89,9 @@ func (o *evalOptions) request(cmd *cobra.Command) (eval.Request, error) {
 	}
 	if r.KV, err = llama.ParseKVType(o.kv); err != nil {
 		return r, usagef("--kv: %w", err)
+	}
+	if r.Activations, err = llama.ParseActivations(o.rounding); err != nil {
+		return r, usagef("--activations: %w", err)
 	}
 	for _, g := range []struct {
 		flag, value string
@@ -104,6 +129,12 @@ func newEval() *cobra.Command {
 With --baseline it also runs the model that this one was made from on the same
 tokens, and prints how far their predictions are apart: KL divergence, rate of
 equal first choices, change of the true token's probability.
+
+Quantized matrices are multiplied as they are stored, packed ones and those of
+GGUF files alike, with activations rounded to 8 bits (16 for weights of 8 bits),
+as the programs that write such files do. --activations f32 rounds none, so that
+weights alone are compared. The baseline is always run in f32. The report names
+the types that run as they are and those that are decoded to f32 first.
 
 Gates (--max-ppl-increase, --max-kld, --min-top1) make it exit with status 3
 when they are not met; they need --baseline.`,
@@ -184,7 +215,9 @@ func printReport(w io.Writer, r *eval.Report) error {
 		line("same first choice", "%s ± %s", percentText(*r.SameTop1), percentText(*r.SameTop1Err))
 		line("RMS change of p(true token)", "%s", percentText(*r.RMSDeltaP))
 	}
-	line("run with", "%s kernels, %d threads, NUMA %s, keys and values in %s, %.1f s", r.Runtime.CPU, r.Runtime.Threads, r.Runtime.NUMA, r.Runtime.KV, r.Seconds)
+	line("run with", "%s kernels, %d threads, NUMA %s, activations in %s, keys and values in %s, %.1f s", r.Runtime.CPU, r.Runtime.Threads, r.Runtime.NUMA,
+		r.Runtime.Activations, r.Runtime.KV, r.Seconds)
+	line("runs as", "%s", weightsText(r.Runtime.Weights, r.Runtime.RepackedBytes))
 	for _, g := range r.Gates {
 		state := "met"
 		if !g.OK {

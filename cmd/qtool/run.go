@@ -105,7 +105,7 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 	if err != nil {
 		return err
 	}
-	engine, err := llama.New(m, llama.Options{Threads: o.threads, CPUs: cpus, NUMA: nodes, KV: kv})
+	engine, err := llama.New(m, llama.Options{Threads: o.threads, CPUs: cpus, NUMA: nodes, KV: kv, Repack: true})
 	if err != nil {
 		return err
 	}

@@ -112,6 +112,17 @@ func (t *Tensor) Row(r int) ([]byte, formats.DType, bool) {
 	return t.data[at : at+size : at+size], t.storage.dtype, true
 }
 
+// BlockRow gives the stored bytes of row r, in Hugging Face's order, of a matrix in a ggml type whose rows are not shifted: as
+// Row for plain types. nil for any other.
+func (t *Tensor) BlockRow(r int) []byte {
+	if _, ok := t.Block(); !ok || t.shifted || t.read != nil || len(t.Shape) < 2 {
+		return nil
+	}
+	size := t.rowBytes()
+	at := t.storedRow(r) * size
+	return t.data[at : at+size : at+size]
+}
+
 // Reordered reports whether the container stores other values or another order of rows than ReadRows
 // gives.
 func (t *Tensor) Reordered() bool { return t.permute > 0 || t.shifted || t.read != nil }
@@ -244,14 +255,27 @@ func (t *Tensor) ReadAll(dst []float32) error {
 	return mapped.Guard(func() error { return t.ReadRows(dst, 0, t.Rows(), &Reader{}) })
 }
 
-// CopyRows copies the rows first … first+n-1 of a matrix to dst, which has room for just them, and gives a tensor of n
-// rows that reads them there, with the same values. Advice about it is about the file still.
-func (t *Tensor) CopyRows(dst []byte, first, n int) *Tensor {
-	t.ReadRaw(dst, first, n)
+// CopyRows copies the rows first … first+n-1 of a matrix to dst, of CopyBytes(n), and gives a tensor of n rows that reads them
+// there, with the same values. Of a packed matrix they are whole panels. Advice about it is about the file still.
+func (t *Tensor) CopyRows(dst []byte, first, n int) (*Tensor, error) {
 	out := *t
 	out.Shape = []int{n, t.Cols()}
 	out.data, out.permute = dst, 0
-	return &out
+	if t.storage.packed {
+		var err error
+		out.matrix, err = t.matrix.CopyRows(dst, first, n)
+		return &out, err
+	}
+	t.ReadRaw(dst, first, n)
+	return &out, nil
+}
+
+// CopyBytes is the storage of n rows that CopyRows needs.
+func (t *Tensor) CopyBytes(n int) int {
+	if t.storage.packed {
+		return t.matrix.Scheme.Bytes(n, t.Cols())
+	}
+	return int(t.Bytes() / int64(max(t.Rows(), 1)) * int64(n))
 }
 
 // decode decodes values in the container's order.

@@ -41,6 +41,22 @@ func (m Matrix) Panels(i, n int) []byte {
 // Panel gives the storage of panel i.
 func (m Matrix) Panel(i int) []byte { return m.Panels(i, 1) }
 
+// CopyRows copies the rows first … first+n-1 to dst, of Scheme.Bytes(n, Cols), as a matrix of their own. They are whole panels,
+// but for the last of the matrix.
+func (m Matrix) CopyRows(dst []byte, first, n int) (Matrix, error) {
+	if first < 0 || n < 0 || first > m.Rows-n || first%Panel != 0 || (n%Panel != 0 && first+n != m.Rows) {
+		return Matrix{}, fmt.Errorf("rows %d to %d of %d are no whole panels", first, first+n, m.Rows)
+	}
+	out, err := NewMatrix(m.Scheme, n, m.Cols, dst)
+	if err != nil {
+		return Matrix{}, err
+	}
+	prelude := m.Scheme.PreludeBytes()
+	copy(dst, m.Data[:prelude])
+	copy(dst[prelude:], m.Panels(first/Panel, out.PanelCount()))
+	return out, nil
+}
+
 // Book gives the codebook, of which a scheme of 3 bits uses the first 8 entries; zeros where the scheme has none.
 func (m Matrix) Book() (b [16]int8) {
 	if m.Scheme.Codebook {

@@ -29,21 +29,28 @@ type Options struct {
 	Depth   []int        // tokens in the context before generating; empty: none
 	Batch   []int        // sequences that are generated together; empty: one
 	KV      llama.KVType // how keys and values are kept; empty for llama.KVF32
-	Repeat  int          // runs of each kind
+	// Activations is how inputs of matrices are rounded; empty for llama.ActivationsAuto, by which quantized matrices of GGUF files
+	// run by the integer kernels too.
+	Activations llama.Activations
+	Repeat      int // runs of each kind
 	// Progress, if set, is told each run before it starts.
 	Progress func(what string)
 }
 
 // Report is what `qtool bench --json` prints. Keys may be added, none renamed.
 type Report struct {
-	Model     string             `json:"model"`
-	SizeBytes int64              `json:"size_bytes"`
-	CPU       string             `json:"cpu"`
-	Threads   []int              `json:"threads"`
-	NUMA      string             `json:"numa"`           // where threads ran and weights were, of each count of threads
-	KV        string             `json:"kv"`             // type of keys and values
-	Bandwidth map[string]float64 `json:"bandwidth_gbps"` // read by that many threads
-	Runs      []Run              `json:"runs"`
+	Model         string             `json:"model"`
+	SizeBytes     int64              `json:"size_bytes"`
+	CPU           string             `json:"cpu"`
+	Threads       []int              `json:"threads"`
+	NUMA          string             `json:"numa"`           // where threads ran and weights were, of each count of threads
+	KV            string             `json:"kv"`             // type of keys and values
+	Bandwidth     map[string]float64 `json:"bandwidth_gbps"` // read by that many threads
+	Activations   string             `json:"activations"`    // how the inputs of matrices were rounded
+	Weights       []llama.Weights    `json:"weights"`        // how the matrices of each type were run
+	RepackedBytes int64              `json:"repacked_bytes"` // memory for them beside the file
+	LoadSeconds   float64            `json:"load_seconds"`   // to make the engine, repacking included, the last time
+	Runs          []Run              `json:"runs"`
 }
 
 // Run is one kind of measurement.
@@ -97,9 +104,20 @@ func Measure(ctx context.Context, o Options) (report *Report, err error) {
 		}
 		report.Threads = append(report.Threads, threads)
 		report.Bandwidth[fmt.Sprint(threads)] = bandwidth / 1e9
-		e, err := llama.New(m, llama.Options{Threads: threads, CPUs: o.CPUs, NUMA: o.NUMA, KV: o.KV})
+		start := time.Now()
+		e, err := llama.New(m, llama.Options{Threads: threads, CPUs: o.CPUs, NUMA: o.NUMA, KV: o.KV, Repack: true, Activations: o.Activations})
 		if err != nil {
 			return nil, err
+		}
+		report.LoadSeconds = time.Since(start).Seconds()
+		report.Weights = e.Weights()
+		report.Activations, report.RepackedBytes = llama.Roundings(report.Weights), 0
+		read := perToken(m)
+		for _, w := range report.Weights {
+			report.RepackedBytes += w.RepackedBytes
+			if w.RepackedBytes > 0 { // read in the place of the file
+				read += w.RepackedBytes - w.Bytes
+			}
 		}
 		report.CPU, report.KV = e.CPU(), string(e.KV())
 		place := e.NUMA()
@@ -114,7 +132,7 @@ func Measure(ctx context.Context, o Options) (report *Report, err error) {
 		for i := range runs {
 			runs[i].Threads, runs[i].NUMA = threads, place
 			if runs[i].Kind == "decode" {
-				runs[i].BusShare = runs[i].PerSec / float64(runs[i].Batch) * float64(perToken(m)) / bandwidth
+				runs[i].BusShare = runs[i].PerSec / float64(runs[i].Batch) * float64(read) / bandwidth
 			}
 		}
 		report.Runs = append(report.Runs, runs...)

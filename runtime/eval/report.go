@@ -5,6 +5,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"qtool/runtime/llama"
 )
 
 // Report is the result of an evaluation as `qtool eval --json` prints it. Its keys are a
@@ -54,6 +56,19 @@ type Runtime struct {
 	Threads int    `json:"threads"` // of the engine
 	NUMA    string `json:"numa"`    // placement of threads and weights
 	KV      string `json:"kv"`      // type of the model's keys and values; the baseline's are f32
+
+	Activations   string          `json:"activations"`    // how the inputs of the model's matrices were rounded; the baseline's were not
+	Weights       []llama.Weights `json:"weights"`        // how the matrices of each type were run
+	RepackedBytes int64           `json:"repacked_bytes"` // memory for them beside the file
+}
+
+// setWeights says how matrices were run.
+func (r *Runtime) setWeights(all []llama.Weights) {
+	r.Weights = all
+	r.Activations, r.RepackedBytes = llama.Roundings(all), 0
+	for _, w := range all {
+		r.RepackedBytes += w.RepackedBytes
+	}
 }
 
 // set copies the figures into the report.

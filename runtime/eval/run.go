@@ -26,6 +26,9 @@ type Request struct {
 	NUMA    numa.Selection
 	// KV is how the model's keys and values are kept; empty for llama.KVF32. The baseline's are always llama.KVF32.
 	KV llama.KVType
+	// Activations is how inputs of matrices are rounded; empty for llama.ActivationsAuto, by which quantized matrices of GGUF files
+	// run by the integer kernels too. The baseline's are always llama.ActivationsF32.
+	Activations llama.Activations
 	// MaxTokens limits the text to that many tokens; 0 for all of it.
 	MaxTokens int
 	Limits    Limits
@@ -36,7 +39,7 @@ type Request struct {
 // tells.
 func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 	start := time.Now()
-	model, err := load(r.Model, llama.Options{Threads: r.Threads, CPUs: r.CPUs, NUMA: r.NUMA, KV: r.KV})
+	model, err := load(r.Model, llama.Options{Threads: r.Threads, CPUs: r.CPUs, NUMA: r.NUMA, KV: r.KV, Repack: true, Activations: r.Activations})
 	if err != nil {
 		return nil, false, err
 	}
@@ -45,13 +48,14 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 	report = &Report{Model: r.Model, Baseline: r.Baseline, Rule: string(r.Rule.Kind), Context: r.Rule.Context, Stride: r.Rule.Stride, Warnings: []string{}}
 	report.SizeBytes, report.BitsPerWeight = model.source.Size()
 	report.Runtime = Runtime{CPU: model.engine.CPU(), Threads: model.engine.Threads(), NUMA: model.engine.NUMA(), KV: string(model.engine.KV())}
+	report.Runtime.setWeights(model.engine.Weights())
 	report.Warnings = append(report.Warnings, model.source.Warnings()...)
 
 	var base *loaded
 	var baseline Session
 	dirs := []string{folder(r.Model)}
 	if r.Baseline != "" {
-		base, err = load(r.Baseline, llama.Options{Threads: r.Threads, CPUs: r.CPUs, NUMA: r.NUMA})
+		base, err = load(r.Baseline, llama.Options{Threads: r.Threads, CPUs: r.CPUs, NUMA: r.NUMA, Activations: llama.ActivationsF32})
 		if err != nil {
 			return nil, false, fmt.Errorf("baseline: %w", err)
 		}

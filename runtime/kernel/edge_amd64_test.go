@@ -3,6 +3,7 @@
 package kernel_test
 
 import (
+	"math"
 	"math/rand/v2"
 	"os"
 	"testing"
@@ -122,5 +123,48 @@ func edges[T float32 | uint16 | int8](t *testing.T, loops *kernel.Vectors[T], n,
 		loops.Scores(out, room, q, queries, dim, keys, keys[len(keys)-1:], n)
 		p := atPageEnd(t, out[:(queries-1)*room+n])
 		loops.Mix(q, atPageEnd(t, make([]float32, queries)), p, room, queries, dim, values, keys, n)
+	}
+}
+
+// TestForeignLoopsStayWithinTheirBuffers is the same for matrices of other programs' types; scales are of 0.9.
+func TestForeignLoopsStayWithinTheirBuffers(t *testing.T) {
+	for _, l := range []kernel.Layout{kernel.Super4, kernel.Super5, kernel.Super6, kernel.Offset4, kernel.Offset5} {
+		for _, rows := range []int{1, 8, 9, 19, 24} {
+			for _, cols := range []int{32, 96, 256, 768} {
+				if l.Super() && cols%256 != 0 {
+					continue
+				}
+				data := make([]byte, (rows+7)/8*l.PanelBytes(cols))
+				for i := range data {
+					data[i] = 0x3b // halves of 0.9
+				}
+				m, err := kernel.NewForeign(l, rows, cols, atPageEnd(t, data))
+				require.NoError(t, err)
+				var want []float32
+				for _, set := range kernel.Available() {
+					const tokens = 6
+					var a kernel.Activations
+					a.Resize(tokens, cols)
+					a.ResizeHalves()
+					a.Q, a.Scale, a.Sum, a.Halves = atPageEnd(t, a.Q), atPageEnd(t, a.Scale), atPageEnd(t, a.Sum), atPageEnd(t, a.Halves)
+					for i := range tokens {
+						set.Quantize(&a, i, randomVector(cols, rand.New(rand.NewPCG(25, uint64(i)))))
+						set.Halve(&a, i)
+					}
+					out := atPageEnd(t, make([]float32, tokens*rows))
+					set.MulForeign(out, rows, m, 0, m.PanelCount(), &a, 0, tokens)
+					if want == nil {
+						want = out
+					}
+					for i := range out {
+						require.InDelta(t, want[i], out[i], 0.01+1e-4*math.Abs(float64(want[i])), "%s, layout %d, %d × %d", set.Name, l, rows, cols)
+					}
+				}
+			}
+		}
+	}
+	for _, bad := range [][2]int{{32, 1}, {256, 1}} {
+		_, err := kernel.NewForeign(kernel.Super4, 8, bad[0], make([]byte, bad[1]))
+		require.Error(t, err)
 	}
 }

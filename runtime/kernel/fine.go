@@ -47,15 +47,24 @@ func (s *Set) ResizeFine(f *Fine, tokens, cols int) {
 func (s *Set) QuantizeFine(f *Fine, token int, x, scratch []float32) {
 	if !s.wide() {
 		s.Quantize(&f.first, token, x)
-		s.quantizeRest(&f.rest, &f.first, token, x, scratch)
+		s.QuantizeRest(&f.rest, &f.first, token, x, scratch)
 		return
 	}
 	n, b := f.Blocks*packed.Block, f.Blocks
 	s.quantizeFine(f.Q[token*n:(token+1)*n], f.Scale[token*b:(token+1)*b], f.Sum[token*b:(token+1)*b], x[:f.Cols])
 }
 
-// quantizeRest sets in rest what the codes of a token in a left of x.
-func (s *Set) quantizeRest(rest, a *Activations, token int, x, scratch []float32) {
+// FineBits is the size of the codes of Fine, of which two planes of int8 make 16.
+func (s *Set) FineBits() int {
+	if s.wide() {
+		return 12
+	}
+	return 16
+}
+
+// QuantizeRest sets in rest what the codes of a token in a left of x: products with both together are those with activations
+// of 16 bits. Different tokens may be set at the same time, each with a scratch of its own for a.Cols elements.
+func (s *Set) QuantizeRest(rest, a *Activations, token int, x, scratch []float32) {
 	n, b := a.Blocks*packed.Block, a.Blocks
 	q, scale := a.Q[token*n:], a.Scale[token*b:]
 	x, scratch = x[:a.Cols], scratch[:a.Cols]

@@ -31,6 +31,9 @@ type Set struct {
 	panelFine    func(p panelArgs)
 	// panelTable multiplies panels whose codes stand for the entries of a table: see byTable.
 	panelTable func(p panelArgs)
+	// foreign multiplies panels of a Foreign matrix with tokens, and halve sums codes for it.
+	foreign func(p foreignArgs)
+	halve   func(halves []int16, q []int8)
 	// dense multiplies rows of float32 with tokens: see MulDense.
 	dense func(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int)
 
@@ -65,6 +68,7 @@ func Generic() *Set {
 	return &Set{
 		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric, panelTable: tableGeneric,
 		quantizeFine: quantizeFineGeneric, panelFine: panelFineGeneric,
+		foreign: foreignGeneric, halve: halveGeneric,
 		dense: denseGeneric, dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,
 		decodeF16: half.DecodeF16, decodeBF16: half.DecodeBF16,
 		F32: vectorsGeneric(widenF32), F16: vectorsGeneric(widenF16), I8: vectorsGeneric(widenI8),
@@ -105,6 +109,7 @@ type Activations struct {
 	Q      []int8    // [Tokens][32·Blocks]
 	Scale  []float32 // [Tokens][Blocks]
 	Sum    []float32 // [Tokens][Blocks], sum of the block's codes
+	Halves []int16   // [Tokens][Blocks][2], sums of its halves, where ResizeHalves and Halve were called
 }
 
 // Resize makes room for tokens vectors of cols elements. Contents are undefined afterwards.

@@ -188,7 +188,11 @@ func (b *Blocks) Replace(name string, m packed.Matrix) error {
 	if m.Rows != w.rows || m.Cols != w.cols {
 		return fmt.Errorf("replace %q of shape [%d %d]: found [%d %d]", name, w.rows, w.cols, m.Rows, m.Cols)
 	}
-	w.matrix = &m
+	if w.own == nil {
+		own := *w
+		w.own = &own
+	}
+	w.matrix, w.form = &m, nil
 	w.gather()
 	return nil
 }
@@ -202,9 +206,8 @@ func (b *Blocks) Restore(name string) error {
 		}
 	}
 	w, err := b.find(name)
-	if err == nil {
-		w.matrix = newLinear(w.tensor).matrix
-		w.gather()
+	if err == nil && w.own != nil {
+		*w = *w.own
 	}
 	return err
 }
@@ -212,7 +215,7 @@ func (b *Blocks) Restore(name string) error {
 // gather makes what has come in the place of a matrix one share: where it is, no node is its own.
 func (l *linear) gather() {
 	l.shares = make([]share, len(l.shares))
-	l.shares[0] = share{rows: l.rows, tensor: l.tensor, matrix: l.matrix}
+	l.shares[0] = share{rows: l.rows, unit: l.unitRows(), tensor: l.tensor, matrix: l.matrix}
 }
 
 // NormBefore names the norm that gives the input of a linear layer of a block, and nothing else; false for a layer whose input comes from

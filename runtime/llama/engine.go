@@ -12,6 +12,7 @@ import (
 	"qtool/runtime/kernel"
 	"qtool/runtime/numa"
 	"qtool/runtime/pool"
+	"qtool/runtime/repack"
 )
 
 // Errors that a caller may want to tell apart.
@@ -28,15 +29,22 @@ type Options struct {
 	CPUs    numa.Set       // bind a thread to each of these; empty: as NUMA says
 	NUMA    numa.Selection // where threads run; the zero value leaves that to the system
 	KV      KVType         // how sessions keep keys and values; empty: KVF32
+	// Repack runs matrices in GGUF's block types by the integer kernels, with the same weights and rounded activations, as far
+	// as there are panels for the type and memory for them. Without it, and where not, they are decoded to f32 for each product.
+	Repack bool
+	// Activations is how inputs of packed and repacked matrices are rounded; empty: ActivationsAuto. With ActivationsF32 none are,
+	// and nothing is repacked.
+	Activations Activations
 }
 
 // Engine holds a model ready to run. Several sessions may use it, one at a time.
 type Engine struct {
-	config  *arch.Config
-	kernels *kernel.Set
-	pool    *pool.Pool
-	kv      KVType
-	ropes   []rope // of the layers with full attention; of the sliding ones where they have their own
+	config      *arch.Config
+	kernels     *kernel.Set
+	pool        *pool.Pool
+	kv          KVType
+	activations Activations
+	ropes       []rope // of the layers with full attention; of the sliding ones where they have their own
 
 	embedding *checkpoint.Tensor
 	// packedEmbedding, if set, is read in its place.
@@ -71,10 +79,12 @@ type layer struct {
 type linear struct {
 	tensor *checkpoint.Tensor
 	matrix *packed.Matrix // what is multiplied with where it is packed; else nil
+	form   *repack.Form   // what the shares were repacked to; nil where they were not
 	rows   int
 	cols   int
 	bias   []float32 // nil for none
 	shares []share   // of each part of the pool
+	own    *linear   // what it was before Replace
 }
 
 // workerScratch is what one worker of the pool needs for itself.
@@ -85,8 +95,9 @@ type workerScratch struct {
 	_         [128]byte // apart from the next worker's cache lines
 }
 
-// New prepares a model for running. On one node the engine reads the weights of m in place; where threads are placed on
-// several, it copies the matrices, a share of the rows of each to the memory of every node. m must stay open until Close.
+// New prepares a model for running. On one node the engine reads the weights of m in place, but for what Options.Repack says; where
+// threads are placed on several, it copies the matrices, a share of the rows of each to the memory of every node. m must stay open
+// until Close.
 func New(m *checkpoint.Model, o Options) (*Engine, error) { return newEngine(m, o, system()) }
 
 func newEngine(m *checkpoint.Model, o Options, h host) (*Engine, error) {
@@ -100,8 +111,14 @@ func newEngine(m *checkpoint.Model, o Options, h host) (*Engine, error) {
 	if _, err := ParseKVType(string(o.KV)); err != nil {
 		return nil, err
 	}
-	e := &Engine{config: m.Config(), kernels: set, kv: o.KV, ropes: ropes(m.Config())}
-	load := loader{model: m}
+	if o.Activations == "" {
+		o.Activations = ActivationsAuto
+	}
+	if _, err := ParseActivations(string(o.Activations)); err != nil {
+		return nil, err
+	}
+	e := &Engine{config: m.Config(), kernels: set, kv: o.KV, activations: o.Activations, ropes: ropes(m.Config())}
+	load := loader{model: m, decode: o.Activations == ActivationsF32, repack: o.Repack && o.Activations != ActivationsF32}
 	c := e.config
 	e.embedding = load.tensor(arch.EmbeddingName)
 	e.layers = make([]layer, c.Layers)
@@ -146,8 +163,10 @@ func (e *Engine) KV() KVType { return e.kv }
 
 // loader collects tensors and keeps the first error.
 type loader struct {
-	model *checkpoint.Model
-	err   error
+	model  *checkpoint.Model
+	decode bool // packed matrices are decoded for each product
+	repack bool // those in block types are repacked
+	err    error
 }
 
 func (l *loader) tensor(name string) *checkpoint.Tensor {
@@ -187,7 +206,7 @@ func (l *loader) linear(prefix string, bias bool) linear {
 	if l.err != nil {
 		return linear{}
 	}
-	out := newLinear(t)
+	out := l.newLinear(t)
 	if bias {
 		out.bias = l.vector(prefix + ".bias")
 	}
@@ -235,14 +254,19 @@ func (l *loader) head(c *arch.Config) linear {
 	if l.err != nil {
 		return linear{}
 	}
-	return newLinear(t)
+	return l.newLinear(t)
 }
 
-func newLinear(t *checkpoint.Tensor) linear {
-	l := linear{tensor: t, rows: t.Rows(), cols: t.Cols()}
-	if t.Packed() {
+func (l *loader) newLinear(t *checkpoint.Tensor) linear {
+	out := linear{tensor: t, rows: t.Rows(), cols: t.Cols()}
+	if t.Packed() && !l.decode {
 		m := t.Matrix()
-		l.matrix = &m
+		out.matrix = &m
 	}
-	return l
+	if block, ok := t.Block(); ok && l.repack && out.rows > 0 && t.BlockRow(0) != nil {
+		if f, ok := repack.Of(block, out.cols); ok {
+			out.form = &f
+		}
+	}
+	return out
 }

@@ -4,6 +4,7 @@ import (
 	"qtool/formats"
 	"qtool/formats/checkpoint"
 	"qtool/formats/packed"
+	"qtool/runtime/kernel"
 )
 
 // Rows that one unit of work takes: enough that handing it out costs nothing beside it, few enough
@@ -21,16 +22,16 @@ type product struct {
 	out []float32 // from the first token's first element on
 }
 
-// unitPanels is the number of panels in a unit, an even one.
-func unitPanels(s packed.Scheme, cols int) int {
-	return max(panelsPerUnit, bytesPerUnit/max(s.PanelBytes(cols), 1)&^1)
-}
+// unitPanels is the number of panels of some size in a unit, an even one.
+func unitPanels(size int) int { return max(panelsPerUnit, bytesPerUnit/max(size, 1)&^1) }
 
 // job is the products of one input in work.
 type job struct {
 	x              []float32
 	tokens, stride int
 	coarse, fine   bool    // codes that products need
+	rest           bool    // what the coarse ones leave, in a second plane
+	halves         bool    // sums of half blocks of codes
 	limit          float32 // of activations, by calibration; 0 where they are scaled by what they are
 	products       []product
 }
@@ -56,27 +57,48 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 		s.tap = tap
 		return err
 	}
-	coarse, fine := false, false
+	s.job = job{x: x, tokens: tokens, stride: stride, limit: products[0].w.limit(), products: append(s.job.products[:0], products...)}
+	j := &s.job
 	clear(e.counts)
 	for _, p := range products {
-		coarse = coarse || p.w.matrix != nil && !p.fine()
-		fine = fine || p.fine()
+		switch e.rounding(p.w) {
+		case roundInt8, roundFixed:
+			j.coarse = true
+		case roundInt16:
+			j.coarse, j.rest = true, true
+		case roundFine:
+			j.fine = true
+		}
+		j.halves = j.halves || p.w.form != nil && p.w.form.Layout == kernel.Super6
 		for i := range p.w.shares {
 			e.counts[i] += p.w.shares[i].units()
 		}
 	}
-	s.job = job{x: x, tokens: tokens, stride: stride, coarse: coarse, fine: fine, limit: products[0].limit(), products: append(s.job.products[:0], products...)}
-	if coarse {
-		s.codes.Resize(tokens, cols)
-	}
-	if fine {
-		e.kernels.ResizeFine(&s.fine, tokens, cols)
-	}
-	if coarse || fine {
+	s.resizeCodes(tokens, cols)
+	if j.coarse || j.fine {
 		e.pool.Run(tokens, s.steps.quantize)
 	}
 	e.pool.RunParts(e.counts, s.steps.multiply)
 	return s.failed.take()
+}
+
+// resizeCodes makes room for the codes of a job.
+func (s *Session) resizeCodes(tokens, cols int) {
+	if s.job.coarse {
+		s.codes.Resize(tokens, cols)
+		if s.job.halves {
+			s.codes.ResizeHalves()
+		}
+	}
+	if s.job.rest {
+		s.rest.Resize(tokens, cols)
+		if s.job.halves {
+			s.rest.ResizeHalves()
+		}
+	}
+	if s.job.fine {
+		s.engine.kernels.ResizeFine(&s.fine, tokens, cols)
+	}
 }
 
 // quantizeRow rounds the input of a token for packed matrices.
@@ -87,12 +109,23 @@ func (s *Session) quantizeRow(worker, t int) {
 		e.kernels.QuantizeStatic(&s.codes, t, row, s.job.limit)
 		return
 	}
+	w := &e.scratch[worker]
+	if s.job.fine || s.job.rest {
+		w.tile = room(w.tile, cols)
+	}
 	if s.job.coarse {
 		e.kernels.Quantize(&s.codes, t, row)
+		if s.job.halves {
+			e.kernels.Halve(&s.codes, t)
+		}
+	}
+	if s.job.rest {
+		e.kernels.QuantizeRest(&s.rest, &s.codes, t, row, w.tile)
+		if s.job.halves {
+			e.kernels.Halve(&s.rest, t)
+		}
 	}
 	if s.job.fine {
-		w := &e.scratch[worker]
-		w.tile = room(w.tile, cols)
 		e.kernels.QuantizeFine(&s.fine, t, row, w.tile)
 	}
 }
@@ -109,7 +142,7 @@ func (s *Session) multiplyUnit(worker, part, unit int) {
 			unit -= n
 			continue
 		}
-		if own.matrix != nil {
+		if p.w.integer() {
 			s.multiplyPanels(p, own, unit, j.tokens, j.stride, w)
 		} else {
 			s.failed.note(s.engine.multiplyTile(p, own, unit, j.tokens, j.stride, j.x, w))
@@ -118,44 +151,48 @@ func (s *Session) multiplyUnit(worker, part, unit int) {
 	}
 }
 
-// limit is the range of activations that a product was calibrated for, 0 for none.
-func (p product) limit() float32 {
-	if p.w.matrix == nil {
-		return 0
-	}
-	return p.w.matrix.Range()
-}
-
 // differing gives the first product whose limit is not that of the ones before it, 0 where all are alike.
 func differing(products []product) int {
 	for i := range products[1:] {
-		if products[i+1].limit() != products[0].limit() {
+		if products[i+1].w.limit() != products[0].w.limit() {
 			return i + 1
 		}
 	}
 	return 0
 }
 
-// fine reports whether the matrix is multiplied with activations of more than 8 bits: see kernel.Fine.
-func (p product) fine() bool {
-	return p.w.matrix != nil && p.w.matrix.Scheme.Bits == 8 && p.limit() == 0
-}
-
-// multiplyPanels multiplies a unit of a packed matrix.
+// multiplyPanels multiplies a unit of a packed or repacked matrix.
 func (s *Session) multiplyPanels(p *product, own *share, unit, tokens, stride int, w *workerScratch) {
-	set, m := s.engine.kernels, *own.matrix
-	each := unitPanels(m.Scheme, m.Cols)
-	at := unit * each * packed.Panel
-	rows := min(each*packed.Panel, own.rows-at)
+	e := s.engine
+	at := unit * own.unit
+	rows := min(own.unit, own.rows-at)
 	first := own.first + at
 	panel, panels := (first-own.base)/packed.Panel, (rows+packed.Panel-1)/packed.Panel
-	if p.fine() {
-		w.tile = room(w.tile, set.FineScratch(panels, tokens))
-		set.MulPanelsFine(p.out[first:], stride, m, panel, panels, &s.fine, 0, tokens, w.tile)
-	} else {
-		set.MulPanels(p.out[first:], stride, m, panel, panels, &s.codes, 0, tokens)
+	out := p.out[first:]
+	switch e.rounding(p.w) {
+	case roundFine:
+		w.tile = room(w.tile, e.kernels.FineScratch(panels, tokens))
+		e.kernels.MulPanelsFine(out, stride, *own.matrix, panel, panels, &s.fine, 0, tokens, w.tile)
+	case roundInt16:
+		e.mulPanels(out, stride, own, panel, panels, &s.codes, tokens)
+		w.tile = room(w.tile, tokens*rows)
+		e.mulPanels(w.tile, rows, own, panel, panels, &s.rest, tokens)
+		for t := range tokens {
+			e.kernels.Axpy(1, w.tile[t*rows:(t+1)*rows], out[t*stride:])
+		}
+	default:
+		e.mulPanels(out, stride, own, panel, panels, &s.codes, tokens)
 	}
 	p.addBias(first, first+rows, tokens, stride)
+}
+
+// mulPanels multiplies panels of a share with activations of 8 bits.
+func (e *Engine) mulPanels(out []float32, stride int, own *share, panel, panels int, a *kernel.Activations, tokens int) {
+	if own.foreign != nil {
+		e.kernels.MulForeign(out, stride, *own.foreign, panel, panels, a, 0, tokens)
+		return
+	}
+	e.kernels.MulPanels(out, stride, *own.matrix, panel, panels, a, 0, tokens)
 }
 
 // multiplyTile decodes a unit of a plain matrix and multiplies it.

@@ -4,14 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
-	"sync"
-	"sync/atomic"
 
 	"qtool/formats/checkpoint"
-	"qtool/formats/mapped"
 	"qtool/formats/packed"
+	"qtool/runtime/kernel"
 	"qtool/runtime/numa"
 	"qtool/runtime/pool"
 )
@@ -30,58 +27,66 @@ func system() host {
 // share is the rows of a matrix that one part of the pool, the workers of a node, has in its charge.
 type share struct {
 	first, rows int
-	base        int // row of the whole matrix that tensor and matrix begin with
+	unit        int // rows of a piece of work
+	base        int // row of the whole matrix that the following begin with
 	tensor      *checkpoint.Tensor
-	matrix      *packed.Matrix // what is multiplied with where it is packed; else nil
+	matrix      *packed.Matrix  // what is multiplied with where it is packed; else nil
+	foreign     *kernel.Foreign // the same where it was repacked to a layout of its type
 }
 
 // units is the number of pieces that a share is cut into.
-func (s *share) units() int {
-	n := unitRows(s.matrix)
-	return (s.rows + n - 1) / n
-}
+func (s *share) units() int { return (s.rows + s.unit - 1) / s.unit }
 
-// unitRows is the rows of a unit.
-func unitRows(m *packed.Matrix) int {
-	if m != nil {
-		return unitPanels(m.Scheme, m.Cols) * packed.Panel
+// unitRows is the rows of a piece.
+func (l *linear) unitRows() int {
+	switch {
+	case l.matrix != nil:
+		return unitPanels(l.matrix.Scheme.PanelBytes(l.cols)) * packed.Panel
+	case l.form != nil:
+		return unitPanels(l.form.PanelBytes(l.cols)) * packed.Panel
 	}
 	return rowsPerTile
 }
 
 // divide gives each part of the pool a share of the rows, whole units, where they are.
 func (l *linear) divide(weights []int) {
-	n := unitRows(l.matrix)
+	n := l.unitRows()
 	ends := numa.Split((l.rows+n-1)/n, weights)
 	l.shares = make([]share, len(weights))
 	for i := range l.shares {
 		first := min(ends[i]*n, l.rows)
-		l.shares[i] = share{first: first, rows: min(ends[i+1]*n, l.rows) - first, tensor: l.tensor, matrix: l.matrix}
+		l.shares[i] = share{first: first, rows: min(ends[i+1]*n, l.rows) - first, unit: n, tensor: l.tensor, matrix: l.matrix}
 	}
 }
 
-// bytes is the storage of a share of its own.
-func (s *share) bytes() int {
-	if s.matrix != nil {
-		return s.matrix.Scheme.Bytes(s.rows, s.matrix.Cols)
+// shareBytes is the storage of a share of its own.
+func (l *linear) shareBytes(i int) int {
+	rows := l.shares[i].rows
+	switch {
+	case rows == 0:
+		return 0
+	case l.matrix != nil:
+		return l.matrix.Scheme.Bytes(rows, l.cols)
+	case l.form != nil: // or as it is, should it turn out that no panels can hold it
+		return max(l.form.Bytes(rows, l.cols), l.tensor.CopyBytes(rows))
 	}
-	return int(s.tensor.Bytes() / int64(max(s.tensor.Rows(), 1)) * int64(s.rows))
+	return l.tensor.CopyBytes(rows)
 }
 
 // move copies a share to memory of its own.
 func (s *share) move(to []byte) error {
-	if m := s.matrix; m != nil {
-		prelude := m.Scheme.PreludeBytes()
-		copy(to, m.Data[:prelude])
-		own, err := packed.NewMatrix(m.Scheme, s.rows, m.Cols, to)
+	if s.matrix != nil {
+		own, err := s.matrix.CopyRows(to, s.first, s.rows)
 		if err != nil {
 			return err
 		}
-		panels := own.PanelCount()
-		copy(to[prelude:], m.Panels(s.first/packed.Panel, panels))
 		s.matrix = &own
 	} else {
-		s.tensor = s.tensor.CopyRows(to, s.first, s.rows)
+		own, err := s.tensor.CopyRows(to, s.first, s.rows)
+		if err != nil {
+			return err
+		}
+		s.tensor = own
 	}
 	s.base = s.first
 	return nil
@@ -94,15 +99,19 @@ type memory struct {
 	sizes   []int64
 	regions []*numa.Region
 	kv      arena
-	// stayed says why the weights were left in the file though there are several nodes.
+	// stayed says why the weights were not copied to their nodes though there are several.
 	stayed string
+	// loose is set where there are repacked weights in memory of no node.
+	loose bool
+	// decoded says why weights were not repacked that could be.
+	decoded string
 	// refused is the first refusal to bind memory to a node, of so many.
 	refused  error
 	refusals int
 }
 
-// place divides the weights among the parts of the pool, and copies each share to memory of its node where there is more
-// than one.
+// place divides the weights among the parts of the pool. Where there is more than one it copies each share to memory of its
+// node. What is to be repacked is, on its way there, or else in memory of its own.
 func (e *Engine) place(h host) error {
 	m := &e.memory
 	m.parts = e.pool.Parts()
@@ -112,90 +121,99 @@ func (e *Engine) place(h host) error {
 	m.kv.region = h.region
 	e.counts = make([]int, len(m.parts))
 	e.heads = numa.Split(e.config.KVHeads, m.weights)
+	for l := range e.linears() {
+		l.divide(m.weights)
+	}
+	copied, err := false, error(nil)
+	if len(m.parts) > 1 {
+		copied, err = e.loadNodes(h)
+	}
+	if err == nil && !copied {
+		err = e.loadRepacked(h)
+	}
+	if err != nil {
+		return errors.Join(err, m.release())
+	}
+	return nil
+}
+
+// loadNodes gives each node its shares; false where that was not possible.
+func (e *Engine) loadNodes(h host) (bool, error) {
+	m := &e.memory
 	sizes := make([]int, len(m.parts))
 	total := int64(0)
 	for l := range e.linears() {
-		l.divide(m.weights)
 		for i := range l.shares {
-			size := aligned(l.shares[i].bytes())
+			size := aligned(l.shareBytes(i))
 			sizes[i] += size
 			total += int64(size)
 		}
 	}
-	if len(m.parts) < 2 {
-		return nil
-	}
 	if free := h.free(); free > 0 && total > free-free/8 {
 		m.stayed = fmt.Sprintf("a copy of %s for the nodes does not fit the %s that are free", megabytes(total), megabytes(free))
-		return nil
+		return false, nil
 	}
+	data := make([][]byte, len(m.parts))
 	for i, p := range m.parts {
 		r, err := h.region(sizes[i], p.Node)
 		if err != nil {
-			m.stayed = reason(err).Error()
-			return m.release()
+			m.stayed, m.sizes, m.refused, m.refusals = reason(err).Error(), nil, nil, 0
+			return false, m.release()
 		}
+		data[i] = r.Data
 		m.regions = append(m.regions, r)
 		m.sizes = append(m.sizes, int64(sizes[i]))
 		if r.Refused != nil {
 			m.refused, m.refusals = errors.Join(m.refused, r.Refused), m.refusals+1
 		}
 	}
-	if err := e.moveWeights(); err != nil {
-		return errors.Join(err, m.release())
-	}
-	return nil
+	return true, e.load(data, true)
 }
 
-// moveWeights copies the shares, each by threads of its node, and lets go of the file's pages. The threads are not the
-// pool's: there any thread may do the work of another.
-func (e *Engine) moveWeights() error {
-	type move struct {
-		share *share
-		to    []byte
-	}
-	moves := make([][]move, len(e.memory.parts))
-	at := make([]int, len(moves))
+// loadRepacked repacks what is to be, bound to no node, and leaves the rest in the file's map.
+func (e *Engine) loadRepacked(h host) error {
+	m := &e.memory
+	sizes := make([]int, len(m.parts))
+	total := 0
 	for l := range e.linears() {
+		if l.form == nil {
+			continue
+		}
 		for i := range l.shares {
-			s := &l.shares[i]
-			if size := s.bytes(); s.rows > 0 {
-				moves[i] = append(moves[i], move{s, e.memory.regions[i].Data[at[i] : at[i]+size : at[i]+size]})
-				at[i] += aligned(size)
+			sizes[i] += aligned(l.shareBytes(i))
+			total += aligned(l.shareBytes(i))
+		}
+	}
+	if total == 0 {
+		return nil
+	}
+	if free := h.free(); free > 0 && int64(total) > free-free/8 {
+		m.decoded = fmt.Sprintf("that takes %s, and %s are free", megabytes(int64(total)), megabytes(free))
+		for l := range e.linears() {
+			if l.form != nil {
+				l.form = nil
+				l.divide(m.weights)
 			}
 		}
+		return nil
 	}
-	var failed failure
-	var threads sync.WaitGroup
-	for i, p := range e.memory.parts {
-		next := new(atomic.Int64)
-		for range p.Workers {
-			threads.Go(func() {
-				runtime.LockOSThread() // and never unlocked: the thread ends bound
-				if _, err := numa.Pin(p.CPUs); err != nil {
-					runtime.UnlockOSThread() // the copy is right, if perhaps from afar
-				}
-				failed.note(mapped.Guard(func() error {
-					for k := next.Add(1) - 1; k < int64(len(moves[i])); k = next.Add(1) - 1 {
-						if err := moves[i][k].share.move(moves[i][k].to); err != nil {
-							return err
-						}
-					}
-					return nil
-				}))
-			})
-		}
+	var data []byte
+	if r, err := h.region(total, unbound); err == nil {
+		data = r.Data
+		m.regions = append(m.regions, r)
+	} else {
+		data = make([]byte, total) // as good, but the collector waits for as much garbage
 	}
-	threads.Wait()
-	if err := failed.take(); err != nil {
-		return fmt.Errorf("copy weights to their nodes: %w", err)
+	m.loose = true
+	memory := make([][]byte, len(m.parts))
+	for i, size := range sizes {
+		memory[i], data = data[:size], data[size:]
 	}
-	for l := range e.linears() {
-		// What is left of them in memory is the system's cache of the file. A hint: an error changes nothing.
-		_ = l.tensor.Advise(0, l.tensor.Bytes(), mapped.DontNeed)
-	}
-	return nil
+	return e.load(memory, false)
 }
+
+// unbound is the node of memory that may be on any.
+const unbound = -1
 
 // aligned is a size up to where the next share begins.
 func aligned(size int) int { return (size + packed.Align - 1) &^ (packed.Align - 1) }
@@ -214,6 +232,9 @@ func (m *memory) release() error {
 func (m *memory) String() string {
 	if len(m.parts) < 2 {
 		return ""
+	}
+	if m.stayed != "" && m.loose {
+		return "weights on no node of their own: " + m.stayed
 	}
 	if m.stayed != "" {
 		return "weights in the file's map: " + m.stayed
@@ -264,8 +285,8 @@ func (e *Engine) NUMA() string {
 	return strings.Join(parts, "; ")
 }
 
-// Shortfalls says what the system refused of the placement so far: once for threads, once for weights, once for keys and values. The engine runs
-// all the same.
+// Shortfalls says what the system refused of the placement so far: once for threads, once for weights, once for keys and values, and
+// once for weights that there was no memory to repack. The engine runs all the same.
 func (e *Engine) Shortfalls() []string {
 	var out []string
 	if err := e.pool.Placement().Refused; err != nil {
@@ -278,6 +299,9 @@ func (e *Engine) Shortfalls() []string {
 		out = append(out, "weights could not be copied to their nodes: "+m.stayed)
 	case m.refused != nil:
 		out = append(out, fmt.Sprintf("memory could not be bound to nodes: %v", reason(m.refused)))
+	}
+	if m.decoded != "" {
+		out = append(out, "quantized weights are decoded for each product, not repacked: "+m.decoded)
 	}
 	if err := m.kv.refusal(); err != nil && m.refused == nil {
 		out = append(out, fmt.Sprintf("keys and values could not be bound to nodes: %v", reason(err)))

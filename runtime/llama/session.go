@@ -32,7 +32,8 @@ type Session struct {
 	failed failure
 
 	codes  kernel.Activations // of the input of the products at hand
-	fine   kernel.Fine        // the same, for products that need more than 8 bits
+	rest   kernel.Activations // what they leave, where activations are to have 16 bits
+	fine   kernel.Fine        // the same, for products with weights of 8 bits
 	x      []float32          // [batch][hidden], the residual stream
 	normed []float32          // [batch][hidden]
 	qkv    []float32          // [batch][q + 2·kv]

@@ -20,7 +20,7 @@ type Region struct {
 }
 
 // NewRegion takes size bytes of memory from a node. Memory that cannot be had at all is an error; that it may be of
-// another node is not. While the node has no free page, pages come from others.
+// another node is not. While the node has no free page, pages come from others. Of node −1 it is bound to none.
 func NewRegion(size, node int) (*Region, error) { return newRegion(size, node, BindMemory) }
 
 func newRegion(size, node int, bind func([]byte, Policy, Set) error) (*Region, error) {
@@ -41,7 +41,9 @@ func newRegion(size, node int, bind func([]byte, Policy, Set) error) (*Region, e
 		// Without huge pages it is as well, only slower: systems that have none say so here.
 		_ = unix.Madvise(r.Data, unix.MADV_HUGEPAGE)
 	}
-	r.Refused = bind(r.Data, PolicyPreferred, Set{node})
+	if node >= 0 {
+		r.Refused = bind(r.Data, PolicyPreferred, Set{node})
+	}
 	return r, nil
 }
 

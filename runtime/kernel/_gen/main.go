@@ -1,6 +1,7 @@
 // Command _gen writes the assembly of package kernel:
 //
 //	go run . -out ../loops_amd64.s -stubs ../loops_amd64.go -pkg kernel
+//	go run . foreign -out ../foreignloops_amd64.s -stubs ../foreignloops_amd64.go -pkg kernel
 //
 // Every loop here has a portable twin in ../generic.go that defines its result. Functions named avx2… use
 // AVX2, FMA and F16C, those named avx512… also AVX-512 F, BW, DQ, VL and VNNI.
@@ -8,6 +9,8 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"slices"
 
 	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
@@ -17,6 +20,13 @@ import (
 
 func main() {
 	ConstraintExpr("amd64,!noasm")
+	if len(os.Args) > 1 && os.Args[1] == "foreign" { // loops in a file of their own
+		os.Args = slices.Delete(os.Args, 1, 2)
+		foreignConstants()
+		foreigns()
+		Generate()
+		return
+	}
 	constants()
 	exponentials()
 	tableConstants()
