@@ -215,9 +215,14 @@ func TestWhatCannotBeRepacked(t *testing.T) {
 	}
 	// 16 times the scale is no half-precision number.
 	block := make([]byte, 22)
-	binary.LittleEndian.PutUint16(block, half.F32ToF16(5000))
 	m := begin(t, ggml.Q5_0, 1, 32)
-	require.False(t, m.Pack(0, func(int) []byte { return block }, &repack.Scratch{}))
+	for scale, fits := range map[float32]bool{
+		5000: false, 4094: true, -4094: true, 4096: false, 6e-8: true, 0: true,
+		float32(math.Inf(1)): false, float32(math.Inf(-1)): false, float32(math.NaN()): false,
+	} {
+		binary.LittleEndian.PutUint16(block, half.F32ToF16(scale))
+		require.Equal(t, fits, m.Pack(0, func(int) []byte { return block }, &repack.Scratch{}), scale)
+	}
 }
 
 func BenchmarkProduct(b *testing.B) {

@@ -70,18 +70,20 @@ func fifths(high uint32) (out uint32) {
 	return out
 }
 
+// largest is the largest number of half precision. Sixteen times one is one too, up to here.
+const largest = 65504
+
 // packQ5_0: a block is a scale, fifth bits and nibbles; what is taken off is 16 times the scale.
 func packQ5_0(dst []byte, rows [][]byte, cols int, _ *Scratch) bool {
 	for r, row := range rows {
 		out := dst
 		for range cols / 32 {
-			scale := half.F16ToF32(order.Uint16(row))
-			off := half.F32ToF16(16 * scale)
-			if half.F16ToF32(off) != 16*scale { // too large, or no number
+			off := 16 * half.F16ToF32(order.Uint16(row))
+			if !(off >= -largest && off <= largest) { // too large, or no number
 				return false
 			}
 			copy(out[2*r:2*r+2], row)
-			order.PutUint16(out[16+2*r:], off)
+			order.PutUint16(out[16+2*r:], half.F32ToF16(off))
 			order.PutUint32(out[32+4*r:], fifths(order.Uint32(row[2:])))
 			dwords(out[64:192], row[6:22], r)
 			out, row = out[192:], row[22:]
