@@ -270,6 +270,14 @@ func (t *Tensor) CopyRows(dst []byte, first, n int) (*Tensor, error) {
 	return &out, nil
 }
 
+// AsHalf gives a tensor of n rows of a matrix that are stored in data as half-precision numbers, row by row. Advice about it is
+// about the file still.
+func (t *Tensor) AsHalf(data []byte, n int) *Tensor {
+	spec := t.TensorSpec
+	spec.Shape = []int{n, t.Cols()}
+	return &Tensor{TensorSpec: spec, storage: plain(formats.F16), file: t.file, offset: t.offset, data: data}
+}
+
 // CopyBytes is the storage of n rows that CopyRows needs.
 func (t *Tensor) CopyBytes(n int) int {
 	if t.storage.packed {

@@ -77,7 +77,7 @@ func (e *Engine) roundingName(w *linear) string {
 type Weights struct {
 	Type    string `json:"type"` // as they are stored: F16, Q4_K, w4g32
 	Tensors int    `json:"tensors"`
-	// Form is what products are made with: "as packed", "repacked, 4 bits", "decoded to f32" or "as stored".
+	// Form is what products are made with: "as packed", "repacked, 4 bits", "rounded to f16", "decoded to f32" or "as stored".
 	Form        string `json:"form"`
 	Activations string `json:"activations"` // int8, int16, f32
 	Bytes       int64  `json:"bytes"`       // as they are stored
@@ -115,6 +115,9 @@ func (e *Engine) Weights() []Weights {
 		switch {
 		case l.form != nil:
 			w.Form = fmt.Sprintf("repacked, %d bits", l.bits())
+			w.RepackedBytes = l.repackedBytes()
+		case l.half:
+			w.Form = "rounded to f16"
 			w.RepackedBytes = l.repackedBytes()
 		case l.matrix != nil:
 			w.Form = "as packed"

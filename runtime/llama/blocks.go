@@ -192,7 +192,7 @@ func (b *Blocks) Replace(name string, m packed.Matrix) error {
 		own := *w
 		w.own = &own
 	}
-	w.matrix, w.form = &m, nil
+	w.matrix, w.form, w.half = &m, nil, false
 	w.gather()
 	return nil
 }

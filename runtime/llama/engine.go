@@ -30,7 +30,8 @@ type Options struct {
 	NUMA    numa.Selection // where threads run; the zero value leaves that to the system
 	KV      KVType         // how sessions keep keys and values; empty: KVF32
 	// Repack runs matrices in GGUF's block types by the integer kernels, with the same weights and rounded activations, as far
-	// as there are panels for the type and memory for them. Without it, and where not, they are decoded to f32 for each product.
+	// as there are panels for the type; others are rounded to half precision. Without it, and where there is no memory for them,
+	// they are decoded to f32 for each product.
 	Repack bool
 	// Activations is how inputs of packed and repacked matrices are rounded; empty: ActivationsAuto. With ActivationsF32 none are,
 	// and nothing is repacked.
@@ -80,6 +81,7 @@ type linear struct {
 	tensor *checkpoint.Tensor
 	matrix *packed.Matrix // what is multiplied with where it is packed; else nil
 	form   *repack.Form   // what the shares were repacked to; nil where they were not
+	half   bool           // the shares were rounded to half precision
 	rows   int
 	cols   int
 	bias   []float32 // nil for none
@@ -165,7 +167,7 @@ func (e *Engine) KV() KVType { return e.kv }
 type loader struct {
 	model  *checkpoint.Model
 	decode bool // packed matrices are decoded for each product
-	repack bool // those in block types are repacked
+	repack bool // those in block types are repacked or rounded
 	err    error
 }
 
@@ -266,6 +268,8 @@ func (l *loader) newLinear(t *checkpoint.Tensor) linear {
 	if block, ok := t.Block(); ok && l.repack && out.rows > 0 && t.BlockRow(0) != nil {
 		if f, ok := repack.Of(block, out.cols); ok {
 			out.form = &f
+		} else {
+			out.half = t.CanRead() == nil
 		}
 	}
 	return out

@@ -67,8 +67,11 @@ func (l *linear) shareBytes(i int) int {
 		return 0
 	case l.matrix != nil:
 		return l.matrix.Scheme.Bytes(rows, l.cols)
-	case l.form != nil: // or as it is, should it turn out that no panels can hold it
+	// Or as it is, should it turn out that neither panels nor half precision can hold it.
+	case l.form != nil:
 		return max(l.form.Bytes(rows, l.cols), l.tensor.CopyBytes(rows))
+	case l.half:
+		return max(2*rows*l.cols, l.tensor.CopyBytes(rows))
 	}
 	return l.tensor.CopyBytes(rows)
 }
@@ -137,19 +140,51 @@ func (e *Engine) place(h host) error {
 	return nil
 }
 
+// changed reports whether the shares of a matrix are something else than what the file has.
+func (l *linear) changed() bool { return l.form != nil || l.half }
+
+// sizes is the memory that the parts need for their shares: for all, or for those alone that are not as the file has them.
+func (e *Engine) sizes(all bool) (parts []int, total int64) {
+	parts = make([]int, len(e.memory.parts))
+	for l := range e.linears() {
+		for i := range l.shares {
+			if all || l.changed() {
+				size := aligned(l.shareBytes(i))
+				parts[i] += size
+				total += int64(size)
+			}
+		}
+	}
+	return parts, total
+}
+
+// fit gives up what does not fit the free memory: first what is only rounded, which takes much, and then, where less than all
+// is of use, what is repacked. It gives the sizes that remain, and false where they do not fit.
+func (e *Engine) fit(h host, all bool) (parts []int, total, free int64, ok bool) {
+	free = h.free()
+	for give := 0; ; give++ {
+		parts, total = e.sizes(all)
+		if free <= 0 || total <= free-free/8 {
+			return parts, total, free, true
+		}
+		if give == 2 || give == 1 && all {
+			return parts, total, free, false
+		}
+		for l := range e.linears() {
+			if l.half || give == 1 && l.form != nil {
+				e.memory.decoded = fmt.Sprintf("that takes %s, and %s are free", megabytes(total), megabytes(free))
+				l.form, l.half = nil, false
+				l.divide(e.memory.weights)
+			}
+		}
+	}
+}
+
 // loadNodes gives each node its shares; false where that was not possible.
 func (e *Engine) loadNodes(h host) (bool, error) {
 	m := &e.memory
-	sizes := make([]int, len(m.parts))
-	total := int64(0)
-	for l := range e.linears() {
-		for i := range l.shares {
-			size := aligned(l.shareBytes(i))
-			sizes[i] += size
-			total += int64(size)
-		}
-	}
-	if free := h.free(); free > 0 && total > free-free/8 {
+	sizes, total, free, ok := e.fit(h, true)
+	if !ok {
 		m.stayed = fmt.Sprintf("a copy of %s for the nodes does not fit the %s that are free", megabytes(total), megabytes(free))
 		return false, nil
 	}
@@ -173,32 +208,12 @@ func (e *Engine) loadNodes(h host) (bool, error) {
 // loadRepacked repacks what is to be, bound to no node, and leaves the rest in the file's map.
 func (e *Engine) loadRepacked(h host) error {
 	m := &e.memory
-	sizes := make([]int, len(m.parts))
-	total := 0
-	for l := range e.linears() {
-		if l.form == nil {
-			continue
-		}
-		for i := range l.shares {
-			sizes[i] += aligned(l.shareBytes(i))
-			total += aligned(l.shareBytes(i))
-		}
-	}
+	sizes, total, _, _ := e.fit(h, false)
 	if total == 0 {
 		return nil
 	}
-	if free := h.free(); free > 0 && int64(total) > free-free/8 {
-		m.decoded = fmt.Sprintf("that takes %s, and %s are free", megabytes(int64(total)), megabytes(free))
-		for l := range e.linears() {
-			if l.form != nil {
-				l.form = nil
-				l.divide(m.weights)
-			}
-		}
-		return nil
-	}
 	var data []byte
-	if r, err := h.region(total, unbound); err == nil {
+	if r, err := h.region(int(total), unbound); err == nil {
 		data = r.Data
 		m.regions = append(m.regions, r)
 	} else {

@@ -1,63 +1,96 @@
 package llama
 
 import (
+	"encoding/binary"
 	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
 
+	"qtool/formats/checkpoint"
 	"qtool/formats/mapped"
 	"qtool/runtime/numa"
 	"qtool/runtime/repack"
 )
 
-// bytesPerMove is about how much of a matrix one thread repacks at a time.
+// bytesPerMove is about how much of a matrix one thread changes at a time.
 const bytesPerMove = 1 << 20
 
-// move is a share that is copied, or panels of one that are repacked.
+// move is a share that is copied, or part of one that is repacked or rounded to half precision.
 type move struct {
-	linear *linear
-	share  *share
-	to     []byte         // memory of the share
-	matrix *repack.Matrix // what the share is repacked to, nil where it is copied as it is
-	first  int            // panel of it, and how many
-	panels int
-	of     *progress
+	linear   *linear
+	share    *share
+	to       []byte         // memory of the share
+	matrix   *repack.Matrix // what the share is repacked to; else nil
+	first, n int            // panels of it, or rows to be rounded
+	of       *progress
 }
 
 // progress is how far the moves of a matrix are.
 type progress struct {
 	left    atomic.Int32
-	refused atomic.Bool // a weight that no panel can hold was met
+	refused atomic.Bool // a weight that no panel or half-precision number can hold was met
 }
 
-// do does the move.
-func (m *move) do(s *repack.Scratch) error {
-	if m.matrix == nil {
-		if err := m.share.move(m.to); err != nil {
-			return err
-		}
-	} else {
+// moveScratch is what a thread needs for moves.
+type moveScratch struct {
+	repack repack.Scratch
+	reader checkpoint.Reader
+	row    []float32
+	halves []uint16
+}
+
+// do does a move.
+func (e *Engine) do(m *move, s *moveScratch) (err error) {
+	switch {
+	case m.matrix != nil:
 		row := func(r int) []byte { return m.linear.tensor.BlockRow(m.share.first + r) }
-		for p := m.first; p < m.first+m.panels && !m.of.refused.Load(); p++ {
-			if !m.matrix.Pack(p, row, s) {
+		for p := m.first; p < m.first+m.n && !m.of.refused.Load(); p++ {
+			if !m.matrix.Pack(p, row, &s.repack) {
 				m.of.refused.Store(true)
 			}
 		}
+	case m.linear.half:
+		for r := m.first; r < m.first+m.n && err == nil && !m.of.refused.Load(); r++ {
+			err = e.halveRow(m, r, s)
+		}
+	default:
+		err = m.share.move(m.to)
 	}
 	if m.of.left.Add(-1) == 0 {
 		// What is left of it in memory is the system's cache of the file. A hint: an error changes nothing.
 		t := m.linear.tensor
 		_ = t.Advise(0, t.Bytes(), mapped.DontNeed)
 	}
+	return err
+}
+
+// halveRow rounds row r of a share.
+func (e *Engine) halveRow(m *move, r int, s *moveScratch) error {
+	cols := m.linear.cols
+	if len(s.row) != cols {
+		s.row, s.halves = make([]float32, cols), make([]uint16, cols)
+	}
+	if err := m.linear.tensor.ReadRows(s.row, m.share.first+r, 1, &s.reader); err != nil {
+		return err
+	}
+	e.kernels.EncodeF16(s.halves, s.row)
+	to := m.to[2*r*cols : 2*(r+1)*cols]
+	for i, h := range s.halves {
+		if h&0x7c00 == 0x7c00 { // too large, or no number
+			m.of.refused.Store(true)
+			return nil
+		}
+		binary.LittleEndian.PutUint16(to[2*i:], h)
+	}
 	return nil
 }
 
-// load fills memory of the parts' own with the shares: with all of them, or with those alone that are repacked.
+// load fills memory of the parts' own with the shares: with all of them, or with those alone that are changed.
 func (e *Engine) load(memory [][]byte, all bool) error {
 	moves := make([][]move, len(memory))
 	for l := range e.linears() {
-		if !all && l.form == nil {
+		if !all && !l.changed() {
 			continue
 		}
 		of := new(progress)
@@ -82,23 +115,29 @@ func (e *Engine) load(memory [][]byte, all bool) error {
 	return e.decodeRefused(moves, all)
 }
 
-// split makes moves of the panels of a share that is repacked, and gives the share its matrix.
+// split makes moves of parts of a share that is changed, and gives the share what will be multiplied with.
 func (m move) split() ([]move, error) {
-	f, s := m.linear.form, m.share
-	if f == nil {
+	f, s, cols := m.linear.form, m.share, m.linear.cols
+	var all, size int
+	switch {
+	case f != nil:
+		var err error
+		if m.matrix, err = repack.New(*f, s.rows, cols, m.to[:f.Bytes(s.rows, cols)]); err != nil {
+			return nil, err
+		}
+		if err := s.hold(m.matrix); err != nil {
+			return nil, err
+		}
+		all, size = m.matrix.PanelCount(), f.PanelBytes(cols)
+	case m.linear.half:
+		s.tensor, s.base = m.linear.tensor.AsHalf(m.to[:2*s.rows*cols], s.rows), s.first
+		all, size = s.rows, 2*cols
+	default:
 		return []move{m}, nil
 	}
-	cols := m.linear.cols
-	var err error
-	if m.matrix, err = repack.New(*f, s.rows, cols, m.to[:f.Bytes(s.rows, cols)]); err != nil {
-		return nil, err
-	}
-	if err := s.hold(m.matrix); err != nil {
-		return nil, err
-	}
 	var out []move
-	for each := max(1, bytesPerMove/f.PanelBytes(cols)); m.first < m.matrix.PanelCount(); m.first += each {
-		m.panels = min(each, m.matrix.PanelCount()-m.first)
+	for each := max(1, bytesPerMove/size); m.first < all; m.first += each {
+		m.n = min(each, all-m.first)
 		out = append(out, m)
 	}
 	return out, nil
@@ -137,9 +176,9 @@ func (e *Engine) doMoves(moves [][]move) error {
 					}
 				}
 				failed.note(mapped.Guard(func() error {
-					var scratch repack.Scratch
+					var scratch moveScratch
 					for k := next.Add(1) - 1; k < int64(len(moves[i])); k = next.Add(1) - 1 {
-						if err := moves[i][k].do(&scratch); err != nil {
+						if err := e.do(&moves[i][k], &scratch); err != nil {
 							return err
 						}
 					}
@@ -155,16 +194,16 @@ func (e *Engine) doMoves(moves [][]move) error {
 	return nil
 }
 
-// decodeRefused takes matrices with weights that no panel can hold as they are, all their shares alike, so that it does
+// decodeRefused takes matrices with weights that no panel or half-precision number can hold as they are, all their shares alike, so that it does
 // not matter where the nodes' shares end.
 func (e *Engine) decodeRefused(moves [][]move, copied bool) error {
 	return mapped.Guard(func() error {
 		for _, part := range moves {
 			for _, m := range part {
-				if m.matrix == nil || m.first > 0 || !m.of.refused.Load() {
+				if m.first > 0 || !m.of.refused.Load() {
 					continue
 				}
-				m.linear.form = nil
+				m.linear.form, m.linear.half = nil, false
 				*m.share = share{first: m.share.first, rows: m.share.rows, unit: rowsPerTile, tensor: m.linear.tensor}
 				if copied {
 					if err := m.share.move(m.to[:m.linear.tensor.CopyBytes(m.share.rows)]); err != nil {
@@ -182,19 +221,19 @@ func (e *Engine) decodeRefused(moves [][]move, copied bool) error {
 	})
 }
 
-// repackedBytes is the memory of what a matrix was repacked to.
+// repackedBytes is the memory of what a matrix was changed to.
 func (l *linear) repackedBytes() int64 {
-	if l.form == nil {
-		return 0
-	}
 	n := 0
 	for i := range l.shares {
 		s := &l.shares[i]
-		if s.matrix != nil {
-			n += len(s.matrix.Data)
-		}
-		if s.foreign != nil {
+		switch {
+		case s.rows == 0 || !l.changed():
+		case s.foreign != nil:
 			n += len(s.foreign.Data)
+		case s.matrix != nil:
+			n += len(s.matrix.Data)
+		default:
+			n += len(s.tensor.Raw())
 		}
 	}
 	return int64(n)

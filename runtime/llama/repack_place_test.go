@@ -3,6 +3,7 @@ package llama
 import (
 	"encoding/binary"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -19,6 +20,7 @@ import (
 	"qtool/formats/half"
 	"qtool/formats/mapped"
 	"qtool/formats/packed"
+	"qtool/runtime/kernel"
 	"qtool/runtime/numa"
 	"qtool/runtime/pool"
 	"qtool/testdata"
@@ -57,7 +59,7 @@ func TestNodesWithRepackedWeights(t *testing.T) {
 				require.NoError(t, err)
 				repacked, loose := 0, int64(0)
 				for l := range e.linears() {
-					if l.form == nil {
+					if !l.changed() {
 						continue
 					}
 					repacked++
@@ -95,10 +97,13 @@ func TestNodesWithRepackedWeights(t *testing.T) {
 
 // data is what a repacked share is multiplied with.
 func (s *share) data() []byte {
-	if s.foreign != nil {
+	switch {
+	case s.foreign != nil:
 		return s.foreign.Data
+	case s.matrix != nil:
+		return s.matrix.Data
 	}
-	return s.matrix.Data
+	return s.tensor.Raw()
 }
 
 // noAllocation checks that a step takes no memory.
@@ -154,7 +159,7 @@ func TestRepackingRefused(t *testing.T) {
 			}
 			require.True(t, slices.Equal(c.want, logitsOf(t, e)))
 			for _, w := range e.Weights() {
-				require.Equal(t, slices.Equal(c.want, repacked) && w.Type != "Q2_K", w.RepackedBytes > 0, w)
+				require.Equal(t, slices.Equal(c.want, repacked), w.RepackedBytes > 0, w)
 			}
 		})
 	}
@@ -293,5 +298,94 @@ func TestNodesWithDecodedWeights(t *testing.T) {
 		}
 		require.True(t, slices.Equal(want, logitsOf(t, e)))
 		e.Close()
+	}
+}
+
+// Where there is memory for what is repacked alone, the rest is decoded for each product, and that is said.
+func TestRoundedWeightsGiveWayFirst(t *testing.T) {
+	m := opened(t, Quantized(t, Types))
+	want := oneNode(t, m, Options{})
+	for _, nodes := range [][]int{{0}, {0, 1}} {
+		e, err := newEngine(m, Options{Repack: true}, (&machine{nodes: nodes}).host(t))
+		require.NoError(t, err)
+		total := int64(0)
+		for _, w := range e.Weights() {
+			total += w.RepackedBytes
+		}
+		e.Close()
+		e, err = newEngine(m, Options{Repack: true}, (&machine{nodes: nodes, memory: total}).host(t))
+		require.NoError(t, err)
+		require.Len(t, e.Shortfalls(), 1)
+		require.Regexp(t, `^quantized weights are decoded for each product, not repacked: that takes \d\.\d MB, and \d\.\d MB are free$`, e.Shortfalls()[0])
+		for _, w := range e.Weights() {
+			require.Equal(t, w.Type == "Q2_K", w.Form == "decoded to f32", w)
+			require.Equal(t, w.Type == "Q2_K", w.RepackedBytes == 0, w)
+		}
+		require.InDeltaSlice(t, want, logitsOf(t, e), 0.2)
+		e.Close()
+	}
+}
+
+// Weights that half precision cannot hold are decoded, wherever their shares end.
+func TestWeightsBeyondHalfPrecision(t *testing.T) {
+	path := Quantized(t, Types)
+	f, err := gguf.Open(path)
+	require.NoError(t, err)
+	at := int64(-1)
+	for _, x := range f.Tensors() {
+		if x.Name == "blk.1.ffn_up.weight" {
+			require.Equal(t, ggml.Q2_K, x.Type)
+			at = x.Offset + x.Size - 84
+		}
+	}
+	require.NoError(t, f.Close())
+	data, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for i := range 80 {
+		data[at+int64(i)] = 0xff // the largest scales and codes
+	}
+	binary.LittleEndian.PutUint16(data[at+80:], half.F32ToF16(60000))
+	binary.LittleEndian.PutUint16(data[at+82:], 0)
+	require.NoError(t, os.WriteFile(path, data, 0o600))
+	m := opened(t, path)
+	want := oneNode(t, m, Options{Repack: true})
+	for _, nodes := range [][]int{{0}, {0, 1}, {0, 1, 2, 3, 4, 5, 6}} {
+		e, err := newEngine(m, Options{Repack: true}, (&machine{nodes: nodes}).host(t))
+		require.NoError(t, err)
+		var forms []string
+		for _, w := range e.Weights() {
+			if w.Type == "Q2_K" {
+				forms = append(forms, w.String())
+			}
+		}
+		require.Equal(t, []string{"1 tensor Q2_K rounded to f16, activations in f32", "1 tensor Q2_K decoded to f32, activations in f32"}, forms)
+		require.True(t, slices.Equal(want, logitsOf(t, e)))
+		e.Close()
+	}
+}
+
+// A file of any bytes runs without a crash, whatever it predicts.
+func TestDamagedBlocks(t *testing.T) {
+	for _, types := range []map[string]ggml.Type{Types, MoreTypes} {
+		path := Quantized(t, types)
+		f, err := gguf.Open(path)
+		require.NoError(t, err)
+		data, err := os.ReadFile(path)
+		require.NoError(t, err)
+		r := rand.New(rand.NewPCG(5, 6))
+		for _, x := range f.Tensors() {
+			for i := range x.Size {
+				data[x.Offset+i] = byte(r.Uint32() | r.Uint32()) // many scales are no numbers
+			}
+		}
+		require.NoError(t, f.Close())
+		require.NoError(t, os.WriteFile(path, data, 0o600))
+		m := opened(t, path)
+		for _, set := range kernel.Available() {
+			t.Setenv(kernel.EnvLevel, set.Name)
+			for _, a := range []Activations{ActivationsAuto, ActivationsInt8, ActivationsInt16, ActivationsF32} {
+				require.NotEmpty(t, oneNode(t, m, Options{Repack: true, Activations: a}))
+			}
+		}
 	}
 }

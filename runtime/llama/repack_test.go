@@ -72,7 +72,7 @@ func TestWeightsSaysHowTheyRun(t *testing.T) {
 	var lines []string
 	for _, w := range e.Weights() {
 		lines = append(lines, w.String())
-		require.Equal(t, strings.HasPrefix(w.Form, "repacked"), w.RepackedBytes > 0)
+		require.Equal(t, !strings.HasPrefix(w.Form, "decoded"), w.RepackedBytes > 0)
 		require.Positive(t, w.Bytes)
 	}
 	fine := "int12"
@@ -82,7 +82,7 @@ func TestWeightsSaysHowTheyRun(t *testing.T) {
 	require.Equal(t, []string{
 		"2 tensors Q4_K repacked, 4 bits, activations in int8", "3 tensors Q6_K repacked, 6 bits, activations in int8",
 		"2 tensors Q8_0 repacked, 8 bits, activations in " + fine, "2 tensors Q5_K repacked, 5 bits, activations in int8",
-		"2 tensors Q4_0 repacked, 4 bits, activations in int8", "2 tensors Q2_K decoded to f32, activations in f32",
+		"2 tensors Q4_0 repacked, 4 bits, activations in int8", "2 tensors Q2_K rounded to f16, activations in f32",
 		"2 tensors Q3_K repacked, 3 bits, activations in int8",
 	}, lines)
 	require.Equal(t, "f32 and "+fine+" and int8", llama.Roundings(e.Weights()))
