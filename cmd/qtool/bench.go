@@ -24,7 +24,10 @@ func newBench() *cobra.Command {
 		Long: `bench reads a prompt and generates tokens, several times, and prints tokens per second
 with their standard deviation, the read bandwidth of the memory that it measures itself,
 and the share of it that reading the weights for generating takes. With --batch
-several sequences are generated together, and the tokens of all of them count.`,
+several sequences are generated together, and the tokens of all of them count.
+
+Quantized GGUF files run as they are, repacked in memory for the loops: the report
+says which types were, what else was done with others, and the memory for it.`,
 		Example: `  qtool bench llama-7b-w4.qpk
   qtool bench llama-7b-w4.qpk -t 1,2 --prefill 128 --decode 64 --depth 0,4096 --batch 1,4,16 --json`,
 		Args: cobra.ExactArgs(1),
@@ -83,7 +86,7 @@ several sequences are generated together, and the tokens of all of them count.`,
 
 func printBench(w io.Writer, r *bench.Report) error {
 	fmt.Fprintf(w, "%s: %s, %s kernels, NUMA %s, keys and values in %s\n", r.Model, sizeText(r.SizeBytes), r.CPU, r.NUMA, r.KV)
-	fmt.Fprintf(w, "loaded in %.2f s, runs as: %s\n", r.LoadSeconds, weightsText(r.Weights, r.RepackedBytes))
+	fmt.Fprintf(w, "loaded in %.2f s, runs as: %s\n", r.LoadSeconds, weightsText(r.Weights))
 	t := newTable(w)
 	fmt.Fprintln(t, "what\tthreads\tsequences\ttokens\tafter\ttokens/s\tread bandwidth\tshare of it")
 	for _, x := range r.Runs {

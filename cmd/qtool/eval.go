@@ -53,18 +53,20 @@ func addKV(cmd *cobra.Command, kv *string) {
 // addActivations declares the flag for the rounding of activations.
 func addActivations(cmd *cobra.Command, rounding *string) {
 	cmd.Flags().StringVar(rounding, "activations", string(llama.ActivationsAuto),
-		"round inputs of quantized matrices, of packed and of GGUF files, to int8, int16 or not at all (f32, slow); auto: int8, int16 where weights have 8 bits")
+		"how inputs of quantized matrices, of packed and of GGUF files, are rounded: int8, int16, f32 for not at all (slow), or auto: int8, finer where weights have 8 bits")
 }
 
 // weightsText says how matrices are run.
-func weightsText(all []llama.Weights, repacked int64) string {
+func weightsText(all []llama.Weights) string {
 	var parts []string
+	repacked := int64(0)
 	for _, w := range all {
 		parts = append(parts, w.String())
+		repacked += w.RepackedBytes
 	}
 	text := strings.Join(parts, "; ")
 	if repacked > 0 {
-		text += fmt.Sprintf(" (%s repacked in memory)", sizeText(repacked))
+		text += fmt.Sprintf(" (%s of memory beside the file)", sizeText(repacked))
 	}
 	return text
 }
@@ -131,10 +133,11 @@ tokens, and prints how far their predictions are apart: KL divergence, rate of
 equal first choices, change of the true token's probability.
 
 Quantized matrices are multiplied as they are stored, packed ones and those of
-GGUF files alike, with activations rounded to 8 bits (16 for weights of 8 bits),
-as the programs that write such files do. --activations f32 rounds none, so that
-weights alone are compared. The baseline is always run in f32. The report names
-the types that run as they are and those that are decoded to f32 first.
+GGUF files alike, with activations rounded to 8 bits (12 or 16 for weights of 8
+bits). The few GGUF types that no loop multiplies are rounded to f16, or decoded
+for each product where memory does not suffice: the report says what runs how.
+--activations f32 rounds nothing, so that weights alone are compared. The
+baseline is always run so.
 
 Gates (--max-ppl-increase, --max-kld, --min-top1) make it exit with status 3
 when they are not met; they need --baseline.`,
@@ -217,7 +220,7 @@ func printReport(w io.Writer, r *eval.Report) error {
 	}
 	line("run with", "%s kernels, %d threads, NUMA %s, activations in %s, keys and values in %s, %.1f s", r.Runtime.CPU, r.Runtime.Threads, r.Runtime.NUMA,
 		r.Runtime.Activations, r.Runtime.KV, r.Seconds)
-	line("runs as", "%s", weightsText(r.Runtime.Weights, r.Runtime.RepackedBytes))
+	line("runs as", "%s", weightsText(r.Runtime.Weights))
 	for _, g := range r.Gates {
 		state := "met"
 		if !g.OK {

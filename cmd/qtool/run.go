@@ -23,6 +23,7 @@ type runOptions struct {
 	threads    int
 	placement  placement
 	kv         string
+	rounding   string // of activations
 	sampling   llama.Sampling
 	raw, stats bool
 }
@@ -49,11 +50,12 @@ seed.`,
 	f.IntVarP(&o.threads, "threads", "t", 0, "threads (0: one for each core that may be used)")
 	addPlacement(cmd, &o.placement)
 	addKV(cmd, &o.kv)
+	addActivations(cmd, &o.rounding)
 	f.Float64Var(&o.sampling.Temperature, "temperature", 0, "0 takes the most probable token, 1 draws by the model's probabilities")
 	f.Float64Var(&o.sampling.TopP, "top-p", 1, "draw from the most probable tokens that together have this share")
 	f.Uint64Var(&o.sampling.Seed, "seed", 0, "seed of the draw")
 	f.BoolVar(&o.raw, "raw", false, "do not put the tokens around the prompt that the vocabulary says (BOS)")
-	f.BoolVar(&o.stats, "stats", false, "print tokens per second to standard error")
+	f.BoolVar(&o.stats, "stats", false, "print tokens per second and what runs how to standard error")
 	return cmd
 }
 
@@ -80,6 +82,10 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 	if err != nil {
 		return usagef("--kv: %w", err)
 	}
+	rounding, err := llama.ParseActivations(o.rounding)
+	if err != nil {
+		return usagef("--activations: %w", err)
+	}
 	cpus, nodes, err := o.placement.parse(cmd)
 	if err != nil {
 		return err
@@ -105,7 +111,7 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 	if err != nil {
 		return err
 	}
-	engine, err := llama.New(m, llama.Options{Threads: o.threads, CPUs: cpus, NUMA: nodes, KV: kv, Repack: true})
+	engine, err := llama.New(m, llama.Options{Threads: o.threads, CPUs: cpus, NUMA: nodes, KV: kv, Repack: true, Activations: rounding})
 	if err != nil {
 		return err
 	}
@@ -151,8 +157,9 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 		return err
 	}
 	if o.stats && n > 1 {
-		fmt.Fprintf(os.Stderr, "prompt: %d tokens, %.1f a second; generated: %d tokens, %.1f a second (%s kernels, %d threads, NUMA %s)\n",
-			len(prompt), float64(len(prompt))/first.Sub(start).Seconds(), n, float64(n-1)/time.Since(first).Seconds(), engine.CPU(), engine.Threads(), engine.NUMA())
+		fmt.Fprintf(os.Stderr, "prompt: %d tokens, %.1f a second; generated: %d tokens, %.1f a second (%s kernels, %d threads, NUMA %s)\nruns as: %s\n",
+			len(prompt), float64(len(prompt))/first.Sub(start).Seconds(), n, float64(n-1)/time.Since(first).Seconds(), engine.CPU(), engine.Threads(), engine.NUMA(),
+			weightsText(engine.Weights()))
 	}
 	return nil
 }
