@@ -158,7 +158,8 @@ func (t *Tensor) CanRead() error {
 			return formats.Unsupported(t.file.Path(), t.Name, "values of type %s cannot be read as weights", t.storage.dtype)
 		}
 	case !t.storage.block.CanDequantize():
-		return formats.Unsupported(t.file.Path(), t.Name, "element type %s cannot be decoded", t.storage.block)
+		return formats.Unsupported(t.file.Path(), t.Name, "element type %s cannot be decoded", t.storage.block).
+			WithHint("quantize the model again to a type such as Q4_K or Q8_0")
 	}
 	return nil
 }

@@ -176,6 +176,9 @@ func (l *loader) tensor(name string) *checkpoint.Tensor {
 	if !ok && l.err == nil {
 		l.err = fmt.Errorf("%s: the model has no tensor %q", l.model.Path(), name)
 	}
+	if l.err == nil {
+		l.err = t.CanRead() // before the others take time and memory
+	}
 	return t
 }
 
@@ -269,7 +272,7 @@ func (l *loader) newLinear(t *checkpoint.Tensor) linear {
 		if f, ok := repack.Of(block, out.cols); ok {
 			out.form = &f
 		} else {
-			out.half = t.CanRead() == nil
+			out.half = true
 		}
 	}
 	return out

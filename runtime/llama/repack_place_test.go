@@ -2,6 +2,7 @@ package llama
 
 import (
 	"encoding/binary"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -387,5 +388,17 @@ func TestDamagedBlocks(t *testing.T) {
 				require.NotEmpty(t, oneNode(t, m, Options{Repack: true, Activations: a}))
 			}
 		}
+	}
+}
+
+// A type that nothing here can decode is an error before anything is loaded.
+func TestTypesThatCannotBeRead(t *testing.T) {
+	types := maps.Clone(Types)
+	types["ffn_down"] = ggml.IQ2_XXS
+	m := opened(t, Quantized(t, types))
+	for _, o := range []Options{{}, {Repack: true}} {
+		_, err := newEngine(m, o, host{})
+		require.ErrorIs(t, err, formats.ErrUnsupported)
+		require.ErrorContains(t, err, `"model.layers.0.mlp.down_proj.weight": element type IQ2_XXS cannot be decoded (quantize`)
 	}
 }
