@@ -25,7 +25,7 @@ const (
 )
 
 // Scratch is what one worker needs for products. The zero Scratch is ready.
-type Scratch struct{ a, b, out, part []float32 }
+type Scratch struct{ a, b, out, part, turned []float32 }
 
 // Mul sets dst[i·dstStride + j] = Σ_p a[i·aStride + p]·b[j·bStride + p] for i < rows, j < cols, p < n.
 func (s *Scratch) Mul(k *kernel.Set, dst []float32, dstStride int, a []float32, aStride, rows int, b []float32, bStride, cols, n int) {
