@@ -369,19 +369,31 @@ func checkOutput(path string, m *checkpoint.Model) error {
 // OutputName is the name of the packed file that is made of a model when none is given: that of the model,
 // with the bits of the linear layers.
 func OutputName(model string, linear Choice) string {
-	name := filepath.Base(filepath.Clean(model))
-	if i := slices.Index(strings.Split(filepath.ToSlash(filepath.Clean(model)), "/"), "snapshots"); i > 0 {
-		// A folder of the hub's cache is named by a revision; its model by models--organisation--name.
-		parts := strings.Split(filepath.ToSlash(filepath.Clean(model)), "/")
-		name = parts[i-1][strings.LastIndex(parts[i-1], "--")+1:]
-		name = strings.TrimPrefix(name, "-")
-	}
-	for _, ext := range []string{".gguf", ".safetensors", ".qpk", ".index.json"} {
-		name = strings.TrimSuffix(name, ext)
-	}
 	suffix := string(linear)
 	if s, err := packed.ParseScheme(suffix); err == nil {
 		suffix = fmt.Sprintf("w%d", s.Bits)
 	}
-	return name + "-" + suffix + ".qpk"
+	return modelName(model) + "-" + suffix + ".qpk"
+}
+
+// StatisticsName is the name of the file of statistics that is made of a model when none is given.
+func StatisticsName(model string) string { return modelName(model) + ".qcal" }
+
+// modelName is what a model is called: the name of its folder or file, without what says how it is stored. Other dots are part of a name.
+func modelName(model string) string {
+	if whole, err := filepath.Abs(model); err == nil {
+		model = whole // "." has a name
+	}
+	parts := strings.Split(filepath.ToSlash(filepath.Clean(model)), "/")
+	name := parts[len(parts)-1]
+	for i := 1; i < len(parts); i++ {
+		// A folder of the hub's cache is named by a revision; its model by models--organisation--name.
+		if repo := parts[i-1]; parts[i] == "snapshots" && strings.HasPrefix(repo, "models--") {
+			name = repo[strings.LastIndex(repo, "--")+len("--"):]
+		}
+	}
+	for _, ext := range []string{".gguf", ".index.json", ".safetensors", ".qpk"} {
+		name = strings.TrimSuffix(name, ext)
+	}
+	return name
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -284,9 +285,11 @@ func TestPlan(t *testing.T) {
 func TestOutputName(t *testing.T) {
 	for model, want := range map[string]string{
 		"llama-7b": "llama-7b-w4.qpk", "dir/llama-7b/": "llama-7b-w4.qpk", "x/model.gguf": "model-w4.qpk",
-		"/c/hub/models--meta--Llama-7B/snapshots/abc": "Llama-7B-w4.qpk",
+		"/c/hub/models--meta--Llama-7B/snapshots/abc": "Llama-7B-w4.qpk", "/backup/snapshots/llama-7b": "llama-7b-w4.qpk",
+		"Llama-3.1-8B": "Llama-3.1-8B-w4.qpk", "x/Llama-3.1-8B.gguf": "Llama-3.1-8B-w4.qpk", "/m/model.safetensors.index.json": "model-w4.qpk",
 	} {
 		require.Equal(t, want, convert.OutputName(model, "w4g32"))
+		require.Equal(t, strings.Replace(want, "-w4.qpk", ".qcal", 1), convert.StatisticsName(model))
 	}
 	require.Equal(t, "m-f16.qpk", convert.OutputName("m", "f16"))
 }

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -74,7 +72,7 @@ instructions (QTOOL_CPU).`,
 				return err
 			}
 			if output == "" {
-				output = strings.TrimSuffix(filepath.Base(filepath.Clean(path)), filepath.Ext(path)) + ".qcal"
+				output = convert.StatisticsName(path)
 			}
 			report, err := calibrateModel(cmd.Context(), path, output, threads, &o, quiet)
 			if err != nil {
