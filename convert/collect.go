@@ -26,6 +26,7 @@ import (
 // CollectOptions say what statistics are collected of.
 type CollectOptions struct {
 	Output      string
+	Reads       []string // files besides the source that the output must not be
 	Threads     int
 	Version     string // of the program, kept in the file
 	Calibration *Calibration
@@ -68,7 +69,7 @@ func Collect(ctx context.Context, m *checkpoint.Model, o CollectOptions) (r *Col
 	if o.Calibration == nil {
 		return nil, fmt.Errorf("calibration: %w", calibrate.ErrNoData)
 	}
-	if err := checkOutput(o.Output, m); err != nil {
+	if err := CheckOutput(o.Output, m, o.Reads); err != nil {
 		return nil, err
 	}
 	if err := o.Calibration.check(m); err != nil {

@@ -24,7 +24,9 @@ import (
 
 // Options of a run.
 type Options struct {
-	Output  string // path of the file to be written
+	Output string // path of the file to be written
+	// Reads are files besides the source that the run stands on: the output must not be one of them.
+	Reads   []string
 	Threads int
 	Version string // of the program, kept in the file
 	// Calibration, if not nil, is what linear layers are quantized by; else rows are rounded as they stand.
@@ -65,7 +67,7 @@ type provenance struct {
 // that was stopped is taken up where it was, and ends in the same bytes. Errors leave an older output as it
 // was.
 func Quantize(ctx context.Context, m *checkpoint.Model, p *Plan, o Options) (*Result, error) {
-	if err := checkOutput(o.Output, m); err != nil {
+	if err := CheckOutput(o.Output, m, o.Reads); err != nil {
 		return nil, err
 	}
 	m = p.Model
@@ -336,8 +338,8 @@ func (r *Result) Shortfalls() []string {
 	return lines
 }
 
-// checkOutput refuses an output that would destroy the source or cannot be a file.
-func checkOutput(path string, m *checkpoint.Model) error {
+// CheckOutput refuses an output that would destroy the source or one of the other files that a run reads, or cannot be a file.
+func CheckOutput(path string, m *checkpoint.Model, reads []string) error {
 	dir := filepath.Dir(path)
 	if info, err := os.Stat(dir); err != nil {
 		return fmt.Errorf("output %s: its folder: %w", path, err)
@@ -357,10 +359,28 @@ func checkOutput(path string, m *checkpoint.Model) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("output %s is no regular file and would be replaced; choose another name", path)
 	}
-	for _, source := range m.Paths() {
-		other, err := os.Stat(source)
-		if err == nil && os.SameFile(info, other) {
+	same := func(other string) bool {
+		found, err := os.Stat(other)
+		return err == nil && os.SameFile(info, found)
+	}
+	sources := m.Paths()
+	if m.Container() == checkpoint.HuggingFace {
+		names, err := m.Files()
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			sources = append(sources, filepath.Join(filepath.Dir(sources[0]), name))
+		}
+	}
+	for _, source := range sources {
+		if same(source) {
 			return fmt.Errorf("output %s is the same file as the source %s; choose another name", path, source)
+		}
+	}
+	for _, other := range reads {
+		if other != "" && same(other) {
+			return fmt.Errorf("output %s is the same file as %s, which is read; choose another name", path, other)
 		}
 	}
 	return nil

@@ -176,7 +176,7 @@ func TestOutputIsNeverTheSource(t *testing.T) {
 	require.NoError(t, os.Symlink("model.safetensors", soft))
 	before := content(t, weights)
 	m := open(t, weights)
-	for _, out := range []string{weights, hard, soft} {
+	for _, out := range []string{weights, hard, soft, filepath.Join(dir, "config.json")} {
 		_, err := convert.Quantize(t.Context(), m, plan(t, m, convert.DefaultRecipe("w8")), convert.Options{Output: out, Threads: 1})
 		require.ErrorContains(t, err, "same file as the source", out)
 		require.Equal(t, before, content(t, weights))

@@ -109,7 +109,7 @@ func calibrateModel(ctx context.Context, path, output string, threads int, o *da
 	}
 	progress, finish := lateProgress("calibrate", false, quiet)
 	r, err := convert.Collect(ctx, m, convert.CollectOptions{
-		Output: output, Threads: threads, Version: release, Data: s.Digest, Calibration: &convert.Calibration{Sequences: s.Windows, MaxMemory: o.maxMemory},
+		Output: output, Reads: []string{o.data}, Threads: threads, Version: release, Data: s.Digest, Calibration: &convert.Calibration{Sequences: s.Windows, MaxMemory: o.maxMemory},
 		Progress: progress,
 	})
 	finish()

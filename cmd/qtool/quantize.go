@@ -41,6 +41,8 @@ type quantizeOptions struct {
 	dryRun, noEval   bool
 	strict           bool
 	asJSON, quiet    bool
+
+	reads []string // files that the output must not be
 }
 
 // quantizeReport is what `qtool quantize --json` prints. Keys may be added, none renamed.
@@ -245,8 +247,12 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 	}
 	if !o.dryRun && !o.noEval {
 		// Quantizing may take hours: what the evaluation will read must be there first.
-		if _, err := eval.FindText(o.eval.data, path); err != nil {
+		text, err := eval.FindText(o.eval.data, path)
+		if err != nil {
 			return err
+		}
+		if !text.BuiltIn {
+			o.reads = append(o.reads, text.Name)
 		}
 	}
 	if ext := strings.ToLower(filepath.Ext(o.output)); ext == ".gguf" || ext == ".safetensors" {
@@ -255,6 +261,7 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 	if o.output == "" {
 		o.output = convert.OutputName(path, recipe.Linear)
 	}
+	o.reads = append(o.reads, o.eval.data, o.calibration.data, o.recipeFile)
 	report, err := quantizeModel(cmd.Context(), path, recipe, o)
 	if err != nil {
 		return err
@@ -301,6 +308,11 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
+	if !o.dryRun {
+		if err := convert.CheckOutput(o.output, m, o.reads); err != nil {
+			return nil, err
+		}
+	}
 	calibration, err := o.calibration.read(m, &recipe)
 	if err != nil {
 		return nil, err
@@ -340,7 +352,7 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	}
 	progress, finish := lateProgress("quantize", false, o.quiet)
 	result, err := convert.Quantize(ctx, m, plan, convert.Options{
-		Output: o.output, Threads: threads, Version: release, Calibration: calibration, Statistics: statistics,
+		Output: o.output, Reads: o.reads, Threads: threads, Version: release, Calibration: calibration, Statistics: statistics,
 		Progress: progress,
 	})
 	finish()
