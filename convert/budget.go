@@ -42,8 +42,10 @@ func (b Budget) Validate() error {
 	if limits > 1 {
 		return fmt.Errorf("a budget has one limit: bits per weight, bytes, or divergence")
 	}
-	if b.BitsPerWeight < 0 || b.Bytes < 0 || b.Divergence < 0 || math.IsNaN(b.BitsPerWeight+b.Divergence) {
-		return fmt.Errorf("the limit of a budget must be positive")
+	for _, limit := range []float64{b.BitsPerWeight, float64(b.Bytes), b.Divergence} {
+		if !(limit >= 0) || math.IsInf(limit, 0) {
+			return fmt.Errorf("the limit of a budget must be a positive number, found %g", limit)
+		}
 	}
 	for _, c := range b.Schemes {
 		if _, err := packed.ParseScheme(string(c)); err != nil {

@@ -148,7 +148,11 @@ func (q *quantization) run(ctx context.Context) (err error) {
 
 // lay plans the file with the digests known so far.
 func (q *quantization) lay(source packed.Digest, digests map[string]packed.Digest) (err error) {
-	q.contents.Provenance, err = json.Marshal(provenance{Tool: "qtool " + q.options.Version, Source: source.String(), Recipe: q.plan.Recipe.json()})
+	recipe, err := q.plan.Recipe.json()
+	if err != nil {
+		return err
+	}
+	q.contents.Provenance, err = json.Marshal(provenance{Tool: "qtool " + q.options.Version, Source: source.String(), Recipe: recipe})
 	if err != nil {
 		return err
 	}

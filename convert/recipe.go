@@ -139,6 +139,19 @@ func (r Recipe) Validate() error {
 	if _, err := ParseRotation(string(r.Rotation)); err != nil {
 		return err
 	}
+	if r.Budget != nil {
+		if err := r.Budget.Validate(); err != nil {
+			return err
+		}
+	}
+	for name, a := range r.Assigned {
+		if err := a.Choice.Validate(); err != nil {
+			return fmt.Errorf("assigned to %q: %w", name, err)
+		}
+		if a.Divergence-a.Divergence != 0 {
+			return fmt.Errorf("assigned to %q: a divergence of %g is not a finite number", name, a.Divergence)
+		}
+	}
 	return r.sourceCheck()
 }
 
@@ -153,12 +166,12 @@ func (r Recipe) matrix(s packed.Scheme) quant.MatrixOptions {
 }
 
 // json gives the recipe as the packed file keeps it.
-func (r Recipe) json() json.RawMessage {
+func (r Recipe) json() (json.RawMessage, error) {
 	b, err := json.Marshal(r)
 	if err != nil {
-		panic(err) // strings and a flag
+		return nil, fmt.Errorf("recipe: %w", err) // a number that is not finite
 	}
-	return b
+	return b, nil
 }
 
 // Decision is what becomes of one tensor.

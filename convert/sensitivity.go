@@ -75,7 +75,7 @@ func Mix(ctx context.Context, m *checkpoint.Model, r *Recipe, o Options) (*Mixed
 	}
 	limit := r.Budget.Bytes
 	if r.Budget.BitsPerWeight > 0 {
-		limit = int64(r.Budget.BitsPerWeight * float64(fixed.Weights()) / 8)
+		limit = int64(min(r.Budget.BitsPerWeight*float64(fixed.Weights())/8, 1<<60)) // more is no limit
 	}
 	total := limit
 	out := &Mixed{Tokens: s.tokens()}
@@ -124,10 +124,10 @@ func Mix(ctx context.Context, m *checkpoint.Model, r *Recipe, o Options) (*Mixed
 
 // round3 keeps three digits, so that what is written down is short.
 func round3(f float64) float64 {
-	if f == 0 {
-		return 0
-	}
 	scale := math.Pow(10, 2-math.Floor(math.Log10(math.Abs(f))))
+	if f == 0 || math.IsInf(scale, 0) {
+		return 0 // nothing, or next to it
+	}
 	return math.Round(f*scale) / scale
 }
 
