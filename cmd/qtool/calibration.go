@@ -50,6 +50,9 @@ func (o *calibrationOptions) addFlags(cmd *cobra.Command) {
 // apply puts what the flags say into a recipe. limit is a divergence that the result must keep, 0 for none: with calibration, and where no
 // scheme was named, it is a budget.
 func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit float64) error {
+	if cmd.Flags().Changed("target-bpw") && !(o.targetBits > 0) {
+		return usagef("--target-bpw %g: expected a positive number", o.targetBits)
+	}
 	budget := convert.Budget{BitsPerWeight: o.targetBits}
 	if o.targetSize != "" {
 		n, err := parseSize(o.targetSize)
