@@ -2,6 +2,7 @@ package convert_test
 
 import (
 	"context"
+	"encoding/json"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -151,6 +152,42 @@ func TestResumeDistrustsWhatItFinds(t *testing.T) {
 		require.NoError(t, err, name)
 		require.Equal(t, content(t, whole), content(t, out), name)
 	}
+}
+
+// TestTornJournal: a line that a crash left unfinished, or one that was damaged, costs its own tensor and no other, however often the run is stopped.
+func TestTornJournal(t *testing.T) {
+	m := open(t, testdata.Path("grammar-lm"))
+	p := plan(t, m, convert.DefaultRecipe("w4g32"))
+	out := filepath.Join(t.TempDir(), "out.qpk")
+	journal := filepath.Join(out+".work", "journal")
+	stopAt := func(share float64) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		_, err := convert.Quantize(ctx, m, p, convert.Options{Output: out, Threads: 2, Progress: func(done, total int64, _ string) {
+			if float64(done) > share*float64(total) {
+				cancel()
+			}
+		}})
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	stopAt(0.3)
+	b := content(t, journal)
+	require.NoError(t, os.Truncate(journal, int64(len(b)-9)))
+	stopAt(0.7)
+	lines := strings.Split(strings.TrimSpace(string(content(t, journal))), "\n")
+	require.Greater(t, len(lines), 10)
+	for _, l := range lines {
+		require.True(t, json.Valid([]byte(l)), l)
+	}
+	lines[3] = lines[3][:20]
+	require.NoError(t, os.WriteFile(journal, []byte(strings.Join(lines, "\n")+"\n"), 0o600))
+	result, err := convert.Quantize(t.Context(), m, p, convert.Options{Output: out, Threads: 2})
+	require.NoError(t, err)
+	require.Equal(t, len(lines)-2, result.Resumed, "all but the key and the damaged line")
+	whole := filepath.Join(t.TempDir(), "whole.qpk")
+	_, err = convert.Quantize(t.Context(), m, p, convert.Options{Output: whole, Threads: 2})
+	require.NoError(t, err)
+	require.Equal(t, content(t, whole), content(t, out))
 }
 
 // TestAnotherPlanStartsAnew: what a run with another recipe left is not used.

@@ -112,23 +112,35 @@ func (w *work) open(key string, size int64, place func(string) (int64, int64, bo
 	return nil
 }
 
-// read gives the lines of a journal with this key, or reports that there is none.
+// read gives the lines of a journal with this key, or reports that there is none. Lines that cannot be read are passed over: what they were of is
+// made again. A line that was torn at the end is cut off, so that the next one begins at its own start.
 func (w *work) read(key string) (lines []journalLine, fresh bool, err error) {
 	r := bufio.NewReader(w.journal)
+	whole := int64(0)
 	for n := 0; ; n++ {
 		text, err := r.ReadBytes('\n')
 		if err == io.EOF {
-			return lines, n == 0, nil // what follows the last line break was torn
+			if len(text) > 0 {
+				err = w.journal.Truncate(whole)
+			} else {
+				err = nil
+			}
+			return lines, n == 0, err
 		}
 		if err != nil {
 			return nil, false, err
 		}
+		whole += int64(len(text))
 		var l journalLine
-		if json.Unmarshal(text, &l) != nil || n == 0 && l.Key != key {
-			w.discarded = n == 0
-			return lines, n == 0, nil
+		bad := json.Unmarshal(text, &l) != nil
+		if n == 0 {
+			if bad || l.Key != key {
+				w.discarded = true
+				return nil, true, nil
+			}
+			continue
 		}
-		if n > 0 {
+		if !bad {
 			lines = append(lines, l)
 		}
 	}
