@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
@@ -75,8 +76,11 @@ func openWork(output, key string, size int64, place func(tensor string) (offset,
 
 // remove takes the folder away, as far as it can: what is left of it is found and discarded next time.
 func (w *work) remove() {
-	for _, name := range []string{"data", "journal", "lock"} {
-		_ = os.Remove(filepath.Join(w.dir, name))
+	entries, _ := os.ReadDir(w.dir)
+	for _, e := range entries {
+		if name := e.Name(); name == "data" || name == "journal" || name == "lock" || strings.HasPrefix(name, statesPrefix) {
+			_ = os.Remove(filepath.Join(w.dir, name))
+		}
 	}
 	_ = os.Remove(w.dir)
 }
@@ -212,6 +216,9 @@ func (w *work) note(l journalLine) error {
 	_, err = w.journal.Write(append(text, '\n'))
 	return err
 }
+
+// sync makes what is finished last, and the journal of it.
+func (w *work) sync() error { return errors.Join(w.data.Sync(), w.journal.Sync()) }
 
 // commit makes the finished data the output and removes the folder.
 func (w *work) commit(output string) error {
