@@ -100,7 +100,7 @@ func assign(tensors [][]option, bytes int64, divergence float64) (*assignment, e
 	if divergence > 0 {
 		fits = func(step) bool { return a.divergence > divergence }
 	} else if a.bytes > bytes {
-		return nil, &tooSmallError{least: a.bytes, allowed: bytes}
+		return nil, fmt.Errorf("%w: the smallest choice takes %d bytes, %d are allowed", ErrBudget, a.bytes, bytes)
 	}
 	bounded := false
 	for _, s := range steps {
@@ -129,15 +129,6 @@ func assign(tensors [][]option, bytes int64, divergence float64) (*assignment, e
 	}
 	return a, nil
 }
-
-// tooSmallError says that even the smallest choice is beyond a limit of bytes.
-type tooSmallError struct{ least, allowed int64 }
-
-func (e *tooSmallError) Error() string {
-	return fmt.Sprintf("%v: the smallest choice takes %d bytes, %d are allowed", ErrBudget, e.least, e.allowed)
-}
-
-func (e *tooSmallError) Unwrap() error { return ErrBudget }
 
 // lowerHull gives the options on the lower convex hull of divergence over bytes, from the smallest on.
 func lowerHull(options []option) []int {

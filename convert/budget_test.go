@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"qtool/formats/arch"
 )
 
 // TestAssignAgainstEveryChoice holds the choice against all there are: it keeps the limit, and is no further from the best than the bound
@@ -117,4 +119,22 @@ func TestRecipeIsFinite(t *testing.T) {
 		_, err = r.json()
 		require.Error(t, err)
 	}
+}
+
+// TestSampleIsBounded: what is kept of the sample never passes its bound, whatever the model.
+func TestSampleIsBounded(t *testing.T) {
+	for _, c := range []arch.Config{
+		{Hidden: 64, Layers: 4, Vocab: 512}, {Hidden: 4096, Layers: 32, Vocab: 128256}, {Hidden: 8192, Layers: 80, Vocab: 152064}, {Hidden: 16384, Layers: 126, Vocab: 262144},
+	} {
+		for _, length := range []int{2, 128, 512, 2048, 1 << 20} {
+			n, tokens := sampleSize(&c, 128, length)
+			require.Positive(t, n)
+			require.LessOrEqual(t, n, sampleSequences)
+			require.LessOrEqual(t, tokens, length)
+			require.GreaterOrEqual(t, tokens, min(length, 32))
+			require.LessOrEqual(t, n*tokens*perToken(&c), sampleElements)
+		}
+	}
+	n, _ := sampleSize(&arch.Config{Hidden: 1 << 20, Layers: 200, Vocab: 1 << 20}, 128, 512)
+	require.Zero(t, n)
 }

@@ -179,14 +179,22 @@ func (q *quantization) key() (string, error) {
 			_ = binary.Write(h, binary.LittleEndian, s) // a hash takes everything
 		}
 	}
-	for _, path := range q.model.Paths() {
-		info, err := os.Stat(path)
-		if err != nil {
-			return "", err
-		}
-		_ = binary.Write(h, binary.LittleEndian, []int64{info.Size(), info.ModTime().UnixNano()})
+	if err := hashSource(h, q.model); err != nil {
+		return "", err
 	}
 	return packed.Digest(h.Sum128().Bytes()).String(), nil
+}
+
+// hashSource adds size and time of change of a model's files.
+func hashSource(h *xxh3.Hasher, m *checkpoint.Model) error {
+	for _, path := range m.Paths() {
+		info, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		_ = binary.Write(h, binary.LittleEndian, []int64{info.Size(), info.ModTime().UnixNano()}) // a hash takes everything
+	}
+	return nil
 }
 
 // tensors writes what is not finished yet.

@@ -114,10 +114,7 @@ func calibrateModel(ctx context.Context, path, output string, threads int, o *da
 	})
 	finish()
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil, fmt.Errorf("%w; the same command goes on from here", err)
-		}
-		return nil, err
+		return nil, resumable(ctx, err)
 	}
 	if r.Discarded {
 		fmt.Fprintln(os.Stderr, "qtool: unfinished statistics of another model, data or context were discarded")

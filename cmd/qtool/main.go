@@ -68,9 +68,23 @@ func run() int {
 	return exitStatus(err)
 }
 
+// errResumable says of an interrupted job that it is not lost.
+var errResumable = errors.New("the same command goes on from here")
+
+// resumable marks the error of a job that was interrupted and can be taken up.
+func resumable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w; %w", err, errResumable)
+	}
+	return err
+}
+
 // message is what the user reads of an error.
 func message(ctx context.Context, err error) string {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		if errors.Is(err, errResumable) {
+			return "interrupted; " + errResumable.Error()
+		}
 		return "interrupted"
 	}
 	return err.Error()

@@ -130,7 +130,7 @@ level of instructions (QTOOL_CPU).`,
 	f.StringArrayVar(&o.overrides, "tensor", nil, "PATTERN=SCHEME for tensors by name; * matches within dots, ** anything; the last match counts")
 	f.StringVarP(&o.output, "output", "o", "", "packed file to write (default: MODEL-w4.qpk in the current folder)")
 	f.BoolVar(&o.clamp, "clamp", false, "cut values beyond the range of a plain type instead of failing")
-	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and stop; only headers are read, but for a budget, which is measured")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and stop; only headers are read, but for a budget, which is measured and kept beside the output for the run itself")
 	f.BoolVar(&o.noEval, "no-eval", false, "do not measure the result")
 	f.BoolVar(&o.strict, "strict", false, "fail where the result is less than what was asked for: values clamped, warnings of the plan")
 	f.BoolVar(&o.asJSON, "json", false, "print one JSON object")
@@ -357,10 +357,7 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	})
 	finish()
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil, fmt.Errorf("%w; the same command goes on from here", err)
-		}
-		return nil, err
+		return nil, resumable(ctx, err)
 	}
 	report.SizeBytes, report.Resumed = result.Bytes, result.Resumed
 	report.Warnings = append(report.Warnings, result.Warnings...)
@@ -392,6 +389,7 @@ type mixedReport struct {
 	Bound         float64               `json:"bound"`
 	Divergence    float64               `json:"divergence_limit,omitempty"` // where that is the budget, and the bound is of bytes
 	Tokens        int                   `json:"tokens"`
+	Resumed       int                   `json:"resumed"` // tensors that an earlier run had measured
 	Sensitivities []convert.Sensitivity `json:"sensitivities"`
 }
 
@@ -421,6 +419,9 @@ func printMixed(w io.Writer, m *mixedReport) {
 	}
 	fmt.Fprintf(w, "  mixed by the divergence that each tensor's own quantization costs on %s tokens: %.3g nats together by rounding to nearest; no choice could have %s\n",
 		countText(int64(m.Tokens)), m.Predicted, bound)
+	if m.Resumed > 0 {
+		fmt.Fprintf(w, "  %d tensors were measured by an earlier run\n", m.Resumed)
+	}
 }
 
 // mix chooses schemes where the recipe has a budget.
@@ -429,12 +430,14 @@ func (o *quantizeOptions) mix(ctx context.Context, m *checkpoint.Model, r *conve
 		return nil, nil
 	}
 	progress, finish := lateProgress("measure sensitivity", false, o.quiet)
-	mixed, err := convert.Mix(ctx, m, r, convert.Options{Threads: threads, Calibration: c, Progress: progress})
+	mixed, err := convert.Mix(ctx, m, r, convert.Options{
+		Output: o.output, Reads: o.reads, Threads: threads, Version: release, Calibration: c, Progress: progress,
+	})
 	finish()
 	if err != nil {
-		return nil, err
+		return nil, resumable(ctx, err)
 	}
-	return &mixedReport{mixed.Predicted, mixed.Bound, r.Budget.Divergence, mixed.Tokens, mixed.Sensitivities}, nil
+	return &mixedReport{mixed.Predicted, mixed.Bound, r.Budget.Divergence, mixed.Tokens, mixed.Resumed, mixed.Sensitivities}, nil
 }
 
 // printPlan prints the decision for each tensor and what to expect.
