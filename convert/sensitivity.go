@@ -113,13 +113,13 @@ func (s *sensitivities) all(ctx context.Context, tensors []Decision, mixed *Mixe
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if s.options.Progress != nil {
-			s.options.Progress(int64(i), int64(len(tensors)), d.Tensor.Name)
-		}
 		found, ok := s.kept.done[d.Tensor.Name]
 		if ok && len(found.Costs) == len(s.choices) {
 			mixed.Resumed++
 		} else {
+			if s.options.Progress != nil {
+				s.options.Progress(int64(i), int64(len(tensors)), d.Tensor.Name)
+			}
 			if found, err = s.measure(ctx, d.Tensor); err != nil {
 				return nil, fmt.Errorf("tensor %q: %w", d.Tensor.Name, err)
 			}
