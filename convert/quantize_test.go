@@ -319,6 +319,24 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// TestQuantizedTwice: what is packed otherwise than it was is said in one warning; what is copied is not.
+func TestQuantizedTwice(t *testing.T) {
+	m := open(t, testdata.Path("grammar-lm"))
+	require.Empty(t, plan(t, m, convert.DefaultRecipe("w4g32")).Warnings)
+	out := filepath.Join(t.TempDir(), "a.qpk")
+	_, err := convert.Quantize(t.Context(), m, plan(t, m, convert.DefaultRecipe("w4g32")), convert.Options{Output: out, Threads: 2})
+	require.NoError(t, err)
+	again := open(t, out)
+	for _, same := range []convert.Choice{"w4g32", "keep", "f16"} {
+		require.Empty(t, plan(t, again, convert.DefaultRecipe(same)).Warnings, same)
+	}
+	r := convert.DefaultRecipe("w4g32")
+	r.Embeddings = "w4g32"
+	require.Equal(t, []string{"model.embed_tokens.weight (w8) is quantized already, accuracy is lost twice: quantize the original instead"}, plan(t, again, r).Warnings)
+	require.Equal(t, []string{"model.layers.0.self_attn.q_proj.weight (w4g32) and 20 more are quantized already, accuracy is lost twice: quantize the original instead"},
+		plan(t, again, convert.DefaultRecipe("w8")).Warnings)
+}
+
 func TestOutputName(t *testing.T) {
 	for model, want := range map[string]string{
 		"llama-7b": "llama-7b-w4.qpk", "dir/llama-7b/": "llama-7b-w4.qpk", "x/model.gguf": "model-w4.qpk",

@@ -251,12 +251,24 @@ func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
 			return nil, fmt.Errorf("override %q matches no tensor of the model", o.Pattern)
 		}
 	}
+	var twice []string
 	for _, d := range p.Decisions {
-		if t := d.Tensor; d.Scheme != nil && t.Packed() {
-			p.Warnings = append(p.Warnings, fmt.Sprintf("%s is quantized already (%s): it loses accuracy twice", t.Name, t.Storage()))
+		if d.Scheme != nil && d.Tensor.Packed() && d.Tensor.Matrix().Scheme != *d.Scheme {
+			twice = append(twice, fmt.Sprintf("%s (%s)", d.Tensor.Name, d.Tensor.Storage()))
 		}
 	}
+	if len(twice) > 0 {
+		p.Warnings = append(p.Warnings, tally("%s quantized already, accuracy is lost twice: quantize the original instead", twice))
+	}
 	return p, nil
+}
+
+// tally says something of one or several things, of which it names the first: the verb comes with them.
+func tally(format string, names []string) string {
+	if len(names) == 1 {
+		return fmt.Sprintf(format, names[0]+" is")
+	}
+	return fmt.Sprintf(format, fmt.Sprintf("%s and %d more are", names[0], len(names)-1))
 }
 
 // choose is the recipe's choice without overrides, and why.
