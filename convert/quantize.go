@@ -288,9 +288,6 @@ func (q *quantization) finish() error {
 	if _, err := q.work.data.WriteAt(q.layout.Header, 0); err != nil {
 		return err
 	}
-	if q.result.Clamped > 0 {
-		q.result.Warnings = append(q.result.Warnings, fmt.Sprintf("%d values were cut to the range of their type", q.result.Clamped))
-	}
 	q.result.Bytes = q.layout.Size
 	return q.work.commit(q.options.Output)
 }
@@ -315,9 +312,12 @@ func (q *quantization) tally(d Decision, o outcome) {
 	}
 }
 
-// Shortfalls says what of the calibration is less than was asked for, a line each.
+// Shortfalls says what is less than was asked for, a line each.
 func (r *Result) Shortfalls() []string {
 	var lines []string
+	if r.Clamped > 0 {
+		lines = append(lines, fmt.Sprintf("%d values were cut to the range of their type", r.Clamped))
+	}
 	for _, name := range r.RoundedOnly {
 		lines = append(lines, fmt.Sprintf("%s was rounded to nearest: nothing is known of its inputs", name))
 	}

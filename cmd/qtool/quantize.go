@@ -62,6 +62,14 @@ type quantizeReport struct {
 	Memory     int64             `json:"memory_bytes_expected"`
 	Expected   float64           `json:"seconds_expected"`
 	Eval       *eval.Report      `json:"eval"`
+
+	shortfalls []string // those of the warnings that --strict does not accept
+}
+
+// fall adds warnings of a result that is less than what was asked for.
+func (r *quantizeReport) fall(warnings ...string) {
+	r.Warnings, r.shortfalls = append(r.Warnings, warnings...), append(r.shortfalls, warnings...)
+	r.Fallbacks = len(r.shortfalls)
 }
 
 type planLine struct {
@@ -132,7 +140,7 @@ level of instructions (QTOOL_CPU).`,
 	f.BoolVar(&o.clamp, "clamp", false, "cut values beyond the range of a plain type instead of failing")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and stop; only headers are read, but for a budget, which is measured and kept beside the output for the run itself")
 	f.BoolVar(&o.noEval, "no-eval", false, "do not measure the result")
-	f.BoolVar(&o.strict, "strict", false, "fail where the result is less than what was asked for: values clamped, warnings of the plan")
+	f.BoolVar(&o.strict, "strict", false, "fail where the result is less than what was asked for: values clamped, weights quantized twice, what calibration could not do")
 	f.BoolVar(&o.asJSON, "json", false, "print one JSON object")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "no progress")
 	return cmd
@@ -289,15 +297,17 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 		fmt.Fprintln(cmd.OutOrStdout())
 		err = printReport(cmd.OutOrStdout(), report.Eval)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case o.strict && report.Fallbacks > 0:
-		return fmt.Errorf("--strict: %d times the result is less than what was asked for: %v", report.Fallbacks, report.Warnings)
-	case !met:
-		return errGate
 	}
-	return nil
+	var short, gate error
+	if o.strict && report.Fallbacks > 0 {
+		short = fmt.Errorf("--strict: %d times the result is less than what was asked for: %s", report.Fallbacks, strings.Join(report.shortfalls, "; "))
+	}
+	if !met {
+		gate = errGate
+	}
+	return errors.Join(short, gate)
 }
 
 // quantizeModel plans, and writes the packed file unless only the plan is wanted.
@@ -337,8 +347,9 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	report = &quantizeReport{
 		Mixed:  mixed,
 		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: plan.Memory(threads), Expected: plan.Seconds(threads),
-		Warnings: append(append([]string{}, plan.Model.Warnings()...), plan.Warnings...), Fallbacks: len(plan.Warnings),
+		Warnings: append([]string{}, plan.Model.Warnings()...),
 	}
+	report.fall(plan.Warnings...)
 	if statistics != nil {
 		report.Statistics = &statisticsReport{o.calibration.data, string(statistics.Source()), statistics.Digest().String(), statistics.Describe()}
 	}
@@ -361,12 +372,7 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	}
 	report.SizeBytes, report.Resumed = result.Bytes, result.Resumed
 	report.Warnings = append(report.Warnings, result.Warnings...)
-	if result.Clamped > 0 {
-		report.Fallbacks++
-	}
-	shortfalls := result.Shortfalls()
-	report.Fallbacks += len(shortfalls)
-	report.Warnings = append(report.Warnings, shortfalls...)
+	report.fall(result.Shortfalls()...)
 	for i := range report.Plan {
 		if f, ok := result.Calibrated[report.Plan[i].Tensor]; ok {
 			report.Plan[i].Calibration = &f
