@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/zeebo/xxh3"
@@ -399,11 +400,18 @@ func CheckOutput(path string, m *checkpoint.Model, reads []string) error {
 }
 
 // OutputName is the name of the packed file that is made of a model when none is given: that of the model,
-// with the bits of the linear layers.
-func OutputName(model string, linear Choice) string {
-	suffix := string(linear)
+// with the bits of the linear layers, or what a budget allows.
+func OutputName(model string, r Recipe) string {
+	suffix := string(r.Linear)
 	if s, err := packed.ParseScheme(suffix); err == nil {
 		suffix = fmt.Sprintf("w%d", s.Bits)
+	}
+	switch b := r.Budget; {
+	case b == nil:
+	case b.BitsPerWeight > 0:
+		suffix = strconv.FormatFloat(b.BitsPerWeight, 'f', -1, 64) + "bpw"
+	default:
+		suffix = "mixed"
 	}
 	return modelName(model) + "-" + suffix + ".qpk"
 }

@@ -343,8 +343,13 @@ func TestOutputName(t *testing.T) {
 		"/c/hub/models--meta--Llama-7B/snapshots/abc": "Llama-7B-w4.qpk", "/backup/snapshots/llama-7b": "llama-7b-w4.qpk",
 		"Llama-3.1-8B": "Llama-3.1-8B-w4.qpk", "x/Llama-3.1-8B.gguf": "Llama-3.1-8B-w4.qpk", "/m/model.safetensors.index.json": "model-w4.qpk",
 	} {
-		require.Equal(t, want, convert.OutputName(model, "w4g32"))
+		require.Equal(t, want, convert.OutputName(model, convert.DefaultRecipe("w4g32")))
 		require.Equal(t, strings.Replace(want, "-w4.qpk", ".qcal", 1), convert.StatisticsName(model))
 	}
-	require.Equal(t, "m-f16.qpk", convert.OutputName("m", "f16"))
+	require.Equal(t, "m-f16.qpk", convert.OutputName("m", convert.DefaultRecipe("f16")))
+	for want, b := range map[string]convert.Budget{"m-3.7bpw.qpk": {BitsPerWeight: 3.7}, "m-4bpw.qpk": {BitsPerWeight: 4}, "m-mixed.qpk": {Bytes: 1 << 30}} {
+		r := convert.DefaultRecipe("w4g32")
+		r.Budget = &b
+		require.Equal(t, want, convert.OutputName("m", r))
+	}
 }

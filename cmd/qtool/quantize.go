@@ -136,7 +136,7 @@ level of instructions (QTOOL_CPU).`,
 	f.StringVar(&o.recipeFile, "recipe", "", "file with every choice that decides the bytes, in place of the flags for these: see --print-recipe")
 	f.BoolVar(&o.printRecipe, "print-recipe", false, "print the recipe that the flags stand for, as such a file, and stop")
 	f.StringArrayVar(&o.overrides, "tensor", nil, "PATTERN=SCHEME for tensors by name; * matches within dots, ** anything; the last match counts")
-	f.StringVarP(&o.output, "output", "o", "", "packed file to write (default: MODEL-w4.qpk in the current folder)")
+	f.StringVarP(&o.output, "output", "o", "", "packed file to write (default: MODEL-w4.qpk, or MODEL-4.25bpw.qpk, MODEL-mixed.qpk with a budget, in the current folder)")
 	f.BoolVar(&o.clamp, "clamp", false, "cut values beyond the range of a plain type instead of failing")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and stop; only headers are read, but for a budget, which is measured and kept beside the output for the run itself")
 	f.BoolVar(&o.noEval, "no-eval", false, "do not measure the result")
@@ -273,7 +273,7 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 		return usagef("-o %s: quantize writes packed files (.qpk); convert makes %s of one", o.output, ext)
 	}
 	if o.output == "" {
-		o.output = convert.OutputName(path, recipe.Linear)
+		o.output = convert.OutputName(path, recipe)
 	}
 	o.reads = append(o.reads, o.eval.data, o.calibration.data, o.recipeFile)
 	report, err := quantizeModel(cmd.Context(), path, recipe, o)
