@@ -158,7 +158,7 @@ func (r *reader) document(line []byte, number int, offset int64) error {
 		return r.tokens(content, number, offset)
 	}
 	if r.tok == nil {
-		return fmt.Errorf("calibration data %s: a text needs a tokenizer", r.path)
+		return fmt.Errorf("calibration data %s: %w", r.path, ErrNeedsTokenizer)
 	}
 	text, err := content.Str()
 	if err != nil {

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"errors"
+	"fmt"
+
 	"github.com/spf13/pflag"
 
 	"qtool/calibrate/corpus"
@@ -52,17 +55,43 @@ func (o *dataOptions) setMemory() error {
 	return nil
 }
 
-// sequences reads the data for a model.
-func (o *dataOptions) sequences(m *checkpoint.Model, context, most int) (*corpus.Sequences, error) {
+// tokenizerOf gives the tokenizer that came with a model.
+func tokenizerOf(m *checkpoint.Model) (*tokenizer.Tokenizer, error) {
 	d, err := m.Vocabulary()
 	if err != nil {
 		return nil, err
 	}
-	t, err := tokenizer.New(d)
-	if err != nil {
-		return nil, err
+	return tokenizer.New(d)
+}
+
+// sequences reads the data for a model. Tokens need no tokenizer: what one would put at the start of each sequence is then left out.
+func (o *dataOptions) sequences(m *checkpoint.Model, context, most int) (*corpus.Sequences, *dataReport, error) {
+	t, missing := tokenizerOf(m)
+	if missing != nil {
+		t = nil
 	}
-	return corpus.Read(o.data, t, corpus.Options{
-		Kind: corpus.Kind(o.kind), Field: o.field, Context: context, MaxSequences: most, Vocab: m.Config().Vocab,
+	s, err := corpus.Read(o.data, t, corpus.Options{
+		Kind: corpus.Kind(o.kind), Field: o.field, Context: context, MaxSequences: most, Vocab: m.Config().Vocab, BOS: -1,
 	})
+	if errors.Is(err, corpus.ErrNeedsTokenizer) {
+		err = fmt.Errorf("%w: %w", err, missing)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	r := &dataReport{File: o.data, Kind: string(s.Kind), Context: context, Sequences: len(s.Windows), Tokens: s.Tokens}
+	if missing != nil {
+		r.Note = fmt.Sprintf("sequences begin as the tokens do: the model's tokenizer, which may put a token first, cannot be used (%v)", missing)
+	}
+	return s, r, nil
+}
+
+// dataReport says what was found in the data that a model is run on.
+type dataReport struct {
+	File      string `json:"file"`
+	Kind      string `json:"kind"`
+	Context   int    `json:"context"`
+	Sequences int    `json:"sequences"`
+	Tokens    int    `json:"tokens"`
+	Note      string `json:"note,omitempty"`
 }

@@ -103,7 +103,7 @@ func calibrateModel(ctx context.Context, path, output string, threads int, o *da
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	s, err := o.sequences(m, o.context, o.samples)
+	s, data, err := o.sequences(m, o.context, o.samples)
 	if err != nil {
 		return nil, err
 	}
@@ -122,6 +122,9 @@ func calibrateModel(ctx context.Context, path, output string, threads int, o *da
 	report = &calibrateReport{
 		Model: path, Output: output, SizeBytes: r.Bytes, Data: o.data, Digest: s.Digest.String(), Context: o.context, Sequences: len(s.Windows), Tokens: r.Tokens,
 		Inputs: r.Inputs, Resumed: r.Resumed, Seconds: time.Since(start).Seconds(), Warnings: append([]string{}, m.Warnings()...),
+	}
+	if data.Note != "" {
+		report.Warnings = append(report.Warnings, data.Note)
 	}
 	if r.TooLong != "" {
 		report.Warnings = append(report.Warnings, r.TooLong)

@@ -150,20 +150,20 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 }
 
 // read reads the calibration data, and notes their digest in the recipe; nil where there are none.
-func (o *calibrationOptions) read(m *checkpoint.Model, r *convert.Recipe) (*convert.Calibration, error) {
+func (o *calibrationOptions) read(m *checkpoint.Model, r *convert.Recipe) (*convert.Calibration, *dataReport, error) {
 	if o.data == "" || o.source != convert.FromText {
-		return nil, nil
+		return nil, nil, nil
 	}
-	s, err := o.sequences(m, r.Context, r.Sequences)
+	s, report, err := o.sequences(m, r.Context, r.Sequences)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	found := s.Digest.String()
 	if r.Calibration != "" && r.Calibration != found {
-		return nil, fmt.Errorf("calibration data %s have digest %s, the recipe asks for those of %s", o.data, found, r.Calibration)
+		return nil, nil, fmt.Errorf("calibration data %s have digest %s, the recipe asks for those of %s", o.data, found, r.Calibration)
 	}
 	r.Calibration = found
-	return &convert.Calibration{Sequences: s.Windows, MaxMemory: o.maxMemory}, nil
+	return &convert.Calibration{Sequences: s.Windows, MaxMemory: o.maxMemory}, report, nil
 }
 
 // hasStatic reports whether a scheme of the recipe has static ranges of activations.

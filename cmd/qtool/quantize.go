@@ -58,6 +58,7 @@ type quantizeReport struct {
 	Mixed         *mixedReport `json:"mixed,omitempty"`
 	// Statistics are what was quantized by in the place of a text.
 	Statistics *statisticsReport `json:"statistics,omitempty"`
+	Data       *dataReport       `json:"calibration_data,omitempty"`
 	Warnings   []string          `json:"warnings"`
 	Memory     int64             `json:"memory_bytes_expected"`
 	Expected   float64           `json:"seconds_expected"`
@@ -329,7 +330,12 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 			return nil, err
 		}
 	}
-	calibration, err := o.calibration.read(m, &recipe)
+	if !o.dryRun && !o.noEval {
+		if _, err := tokenizerOf(m); err != nil {
+			return nil, fmt.Errorf("%w; without it the result cannot be measured: give --no-eval", err)
+		}
+	}
+	calibration, data, err := o.calibration.read(m, &recipe)
 	if err != nil {
 		return nil, err
 	}
@@ -351,9 +357,12 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 		return nil, err
 	}
 	report = &quantizeReport{
-		Mixed:  mixed,
+		Mixed: mixed, Data: data,
 		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: plan.Memory(threads), Expected: plan.Seconds(threads),
 		Warnings: append([]string{}, plan.Model.Warnings()...),
+	}
+	if data != nil && data.Note != "" {
+		report.Warnings = append(report.Warnings, data.Note)
 	}
 	report.fall(plan.Warnings...)
 	if statistics != nil {
