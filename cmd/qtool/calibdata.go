@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spf13/pflag"
 
@@ -25,7 +27,7 @@ func (o *dataOptions) addFlags(f *pflag.FlagSet, short string) {
 	f.StringVar(&o.kind, "calib-kind", "", "what the data are: text, jsonl or tokens (default: by the name and the first line)")
 	f.StringVar(&o.field, "calib-field", corpus.DefaultField, "field of a JSON line that holds the text or the tokens")
 	f.StringVar(&o.memory, "max-memory", "", "for hidden states and inputs of layers: 8GB; beyond it states go to a temporary file beside the output, inputs are computed again (default: no limit)")
-	f.IntVarP(&o.context, "calib-context", short, 512, "tokens of a calibration sequence")
+	f.IntVarP(&o.context, "calib-context", short, 0, "tokens of a calibration sequence (default: 512, or what the model was made for where that is less)")
 	f.IntVar(&o.samples, "calib-samples", 128, "calibration sequences at most")
 }
 
@@ -36,7 +38,7 @@ func (o *dataOptions) check() error {
 	default:
 		return usagef("--calib-kind %s: expected text, jsonl or tokens", o.kind)
 	}
-	if o.context < 2 || o.samples < 1 {
+	if o.context < 0 || o.context == 1 || o.samples < 1 {
 		return usagef("expected --calib-context of 2 or more, --calib-samples of 1 or more")
 	}
 	return o.setMemory()
@@ -53,6 +55,17 @@ func (o *dataOptions) setMemory() error {
 	}
 	o.maxMemory = n
 	return nil
+}
+
+// defaultContext is the tokens of a sequence where none are asked for and the model was made for as many.
+const defaultContext = 512
+
+// contextFor gives the tokens of a sequence for a model: asked where that is not 0.
+func contextFor(m *checkpoint.Model, asked int) int {
+	if most := m.Config().MaxPositions; asked == 0 && most > 0 {
+		return min(defaultContext, most)
+	}
+	return cmp.Or(asked, defaultContext)
 }
 
 // tokenizerOf gives the tokenizer that came with a model.
@@ -79,7 +92,10 @@ func (o *dataOptions) sequences(m *checkpoint.Model, context, most int) (*corpus
 	if err != nil {
 		return nil, nil, err
 	}
-	r := &dataReport{File: o.data, Kind: string(s.Kind), Context: context, Sequences: len(s.Windows), Tokens: s.Tokens}
+	r := &dataReport{
+		File: o.data, Kind: string(s.Kind), Context: context, Sequences: len(s.Windows), Tokens: s.Tokens,
+		Documents: s.Documents, Empty: s.Empty, Dropped: s.Dropped, Limited: s.Limited,
+	}
 	if missing != nil {
 		r.Note = fmt.Sprintf("sequences begin as the tokens do: the model's tokenizer, which may put a token first, cannot be used (%v)", missing)
 	}
@@ -93,5 +109,31 @@ type dataReport struct {
 	Context   int    `json:"context"`
 	Sequences int    `json:"sequences"`
 	Tokens    int    `json:"tokens"`
+	Documents int    `json:"documents"`
+	Empty     int    `json:"empty_documents"`
+	Dropped   int    `json:"dropped_tokens"` // that were read and are in no sequence
+	Limited   bool   `json:"limited"`        // to the number of sequences that was asked for: there may be more
 	Note      string `json:"note,omitempty"`
+}
+
+// String says it in a line.
+func (d *dataReport) String() string {
+	text := fmt.Sprintf("%s sequences of %s tokens, of %s documents", countText(int64(d.Sequences)), countText(int64(d.Context)), countText(int64(d.Documents)))
+	if d.Empty > 0 {
+		text += fmt.Sprintf(", %s more are empty", countText(int64(d.Empty)))
+	}
+	switch {
+	case d.Limited:
+		text += "; no more were asked for"
+	case d.Dropped > 0:
+		text += fmt.Sprintf("; the last %s tokens fill none", countText(int64(d.Dropped)))
+	}
+	return text
+}
+
+// printData prints what was found in the data.
+func printData(w io.Writer, d *dataReport) {
+	if d != nil {
+		fmt.Fprintf(w, "  by %s: %s\n", d.File, d)
+	}
 }

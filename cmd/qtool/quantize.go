@@ -236,6 +236,9 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 	if err != nil {
 		return err
 	}
+	if err := o.settleContext(model, &recipe); err != nil {
+		return err
+	}
 	if o.printRecipe {
 		text, err := recipe.YAML()
 		if err == nil {
@@ -315,6 +318,23 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 		gate = errGate
 	}
 	return errors.Join(short, gate)
+}
+
+// settleContext puts the length of sequences that is right for the model into a recipe that is to have the default.
+func (o *quantizeOptions) settleContext(model string, r *convert.Recipe) error {
+	if o.calibration.data == "" || r.Source != convert.FromText || r.Context != 0 {
+		return nil
+	}
+	path, err := find(model)
+	if err != nil {
+		return err
+	}
+	m, err := checkpoint.Open(path)
+	if err != nil {
+		return err
+	}
+	r.Context = contextFor(m, 0)
+	return m.Close()
 }
 
 // quantizeModel plans, and writes the packed file unless only the plan is wanted.
@@ -475,6 +495,7 @@ func printPlan(w io.Writer, r *quantizeReport) error {
 		return err
 	}
 	printMixed(w, r.Mixed)
+	printData(w, r.Data)
 	printStatistics(w, r.Statistics)
 	fmt.Fprintf(w, "\n%s, %.3f bits per weight: %s on disk, about %s of memory, about %s\n", r.Output, r.BitsPerWeight,
 		sizeText(r.SizeBytes), sizeText(r.Memory), durationText(r.Expected))
@@ -511,6 +532,7 @@ func printQuantized(w io.Writer, r *quantizeReport) error {
 		return err
 	}
 	printMixed(w, r.Mixed)
+	printData(w, r.Data)
 	printStatistics(w, r.Statistics)
 	printCalibrated(w, r)
 	if r.Resumed > 0 {
