@@ -33,19 +33,19 @@ func (o *dataOptions) addFlags(f *pflag.FlagSet, short string) {
 
 // check says what is wrong with the flags, and reads --max-memory.
 func (o *dataOptions) check() error {
+	if o.context < 0 || o.context == 1 || o.samples < 1 {
+		return usagef("expected --calib-context of 2 or more, --calib-samples of 1 or more")
+	}
+	return o.checkReading()
+}
+
+// checkReading is check without what a recipe has.
+func (o *dataOptions) checkReading() error {
 	switch corpus.Kind(o.kind) {
 	case corpus.Auto, corpus.Text, corpus.JSONLines, corpus.Tokens:
 	default:
 		return usagef("--calib-kind %s: expected text, jsonl or tokens", o.kind)
 	}
-	if o.context < 0 || o.context == 1 || o.samples < 1 {
-		return usagef("expected --calib-context of 2 or more, --calib-samples of 1 or more")
-	}
-	return o.setMemory()
-}
-
-// setMemory reads --max-memory.
-func (o *dataOptions) setMemory() error {
 	if o.memory == "" {
 		return nil
 	}

@@ -86,14 +86,7 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		if budget.Set() || len(o.schemes) > 0 {
 			return usagef("mixed precision needs text to measure on: give --calib")
 		}
-		for _, flag := range []string{
-			"calib-context", "calib-samples", "calib-kind", "calib-field", "max-memory", "method", "refine", "damping", "in-order", "scaling", "activation-range",
-		} {
-			if cmd.Flags().Changed(flag) {
-				return usagef("--%s says how calibration is used: give --calib", flag)
-			}
-		}
-		return nil
+		return o.unused(cmd)
 	}
 	if !(o.damping >= 1e-6) || o.damping > 10 || o.refine < 0 || o.refine > 100 {
 		return usagef("expected a --damping from 0.000001 to 10, --refine from 0 to 100")
@@ -146,6 +139,16 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		return usagef("with a file of statistics, --scaling and static ranges go together with --activation-range minmax only: histograms are of channels as they were")
 	}
 	r.Method, r.Refine, r.Damping, r.InOrder = m, o.refine, o.damping, o.inOrder
+	return nil
+}
+
+// unused refuses flags that say how calibration is used, where there is none.
+func (o *calibrationOptions) unused(cmd *cobra.Command) error {
+	for _, flag := range append([]string{"method", "refine", "damping", "in-order", "scaling", "activation-range"}, textFlags...) {
+		if cmd.Flags().Changed(flag) {
+			return usagef("--%s says how calibration is used: give --calib", flag)
+		}
+	}
 	return nil
 }
 

@@ -222,13 +222,19 @@ func (o *quantizeOptions) fromFile(cmd *cobra.Command) (convert.Recipe, error) {
 	case r.Method == "" && o.calibration.data != "":
 		return r, usagef("the recipe %s has no calibration: leave --calib out", o.recipeFile)
 	}
+	if r.Method == "" {
+		return r, o.calibration.unused(cmd)
+	}
 	if err := o.calibration.detect(); err != nil {
 		return r, err
 	}
 	if o.calibration.source != r.Source {
 		return r, usagef("the recipe %s is for calibration by %s, %s is %s", o.recipeFile, sourceText(r.Source), o.calibration.data, sourceText(o.calibration.source))
 	}
-	return r, o.calibration.setMemory()
+	if r.Source != convert.FromText {
+		return r, o.calibration.unusedText(cmd)
+	}
+	return r, o.calibration.checkReading()
 }
 
 func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err error) {
