@@ -319,36 +319,43 @@ func (r *Result) Shortfalls() []string {
 	if r.Clamped > 0 {
 		lines = append(lines, fmt.Sprintf("%d values were cut to the range of their type", r.Clamped))
 	}
-	for _, name := range r.RoundedOnly {
-		lines = append(lines, fmt.Sprintf("%s was rounded to nearest: nothing is known of its inputs", name))
+	about := func(names []string, format string, args ...any) {
+		if len(names) > 0 {
+			lines = append(lines, some(names)+": "+fmt.Sprintf(format, args...))
+		}
 	}
-	for _, name := range r.Unknown {
-		lines = append(lines, fmt.Sprintf("%s was rounded to nearest: the file has no statistics of its input, or it saw no data", name))
-	}
-	for _, name := range r.Unscaled {
-		lines = append(lines, fmt.Sprintf("%s: its input is not scaled, since a layer that shares it is not quantized here", name))
-	}
+	about(r.RoundedOnly, "rounded to nearest, nothing is known of the input")
+	about(r.Unknown, "rounded to nearest, the file has no statistics of the input, or it saw no data")
+	about(r.Unscaled, "the input is not scaled, since a layer that shares it is not quantized here")
 	if r.TooLong != "" {
 		lines = append(lines, r.TooLong)
 	}
-	few, seen := 0, 0
+	var damped, dead, few []string
+	damping, zeros, seen := 0.0, 0, 0
 	for _, name := range slices.Sorted(maps.Keys(r.Calibrated)) {
 		f := r.Calibrated[name]
 		if f.DampingRaised {
-			lines = append(lines, fmt.Sprintf("%s: its Hessian needed damping of %g of the mean diagonal", name, f.Damping))
-		}
-		if f.Inputs > 0 && f.Inputs < f.Channels {
-			few++
-			seen = f.Inputs
+			damped, damping = append(damped, name), max(damping, f.Damping)
 		}
 		if f.DeadInputs > 0 {
-			lines = append(lines, fmt.Sprintf("%s: %d input channels were zero throughout the calibration data", name, f.DeadInputs))
+			dead, zeros = append(dead, name), max(zeros, f.DeadInputs)
+		}
+		if f.Inputs > 0 && f.Inputs < f.Channels {
+			few, seen = append(few, name), f.Inputs
 		}
 	}
-	if few > 0 {
-		lines = append(lines, fmt.Sprintf("%d layers have more input channels than the %d inputs that were seen, too few to tell channels apart: give more text", few, seen))
-	}
+	about(damped, "the Hessian needed more damping than was asked for, at most %g of the mean diagonal", damping)
+	about(dead, "input channels were zero throughout the calibration data, at most %d of a layer", zeros)
+	about(few, "more input channels than the %d inputs that were seen, too few to tell channels apart; give more text", seen)
 	return lines
+}
+
+// some names the first of several things, and says how many more there are.
+func some(names []string) string {
+	if len(names) == 1 {
+		return names[0]
+	}
+	return fmt.Sprintf("%s and %d more", names[0], len(names)-1)
 }
 
 // CheckOutput refuses an output that would destroy the source or one of the other files that a run reads, or cannot be a file.

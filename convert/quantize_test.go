@@ -332,9 +332,28 @@ func TestQuantizedTwice(t *testing.T) {
 	}
 	r := convert.DefaultRecipe("w4g32")
 	r.Embeddings = "w4g32"
-	require.Equal(t, []string{"model.embed_tokens.weight (w8) is quantized already, accuracy is lost twice: quantize the original instead"}, plan(t, again, r).Warnings)
-	require.Equal(t, []string{"model.layers.0.self_attn.q_proj.weight (w4g32) and 20 more are quantized already, accuracy is lost twice: quantize the original instead"},
+	require.Equal(t, []string{"model.embed_tokens.weight (w8): quantized already, accuracy is lost twice; quantize the original instead"}, plan(t, again, r).Warnings)
+	require.Equal(t, []string{"model.layers.0.self_attn.q_proj.weight (w4g32) and 20 more: quantized already, accuracy is lost twice; quantize the original instead"},
 		plan(t, again, convert.DefaultRecipe("w8")).Warnings)
+}
+
+// TestShortfalls: one line a fact, however many layers it is of.
+func TestShortfalls(t *testing.T) {
+	require.Empty(t, (&convert.Result{Calibrated: map[string]convert.CalibrationFigures{"a": {Inputs: 9, Channels: 8}}}).Shortfalls())
+	r := convert.Result{
+		Clamped: 3, RoundedOnly: []string{"x"}, Unscaled: []string{"u", "v", "w"}, Calibrated: map[string]convert.CalibrationFigures{
+			"k": {DampingRaised: true, Damping: 0.1, DeadInputs: 2, Inputs: 4, Channels: 8}, "q": {DampingRaised: true, Damping: 0.01, DeadInputs: 2, Inputs: 4, Channels: 8},
+			"v": {DeadInputs: 5, Inputs: 4, Channels: 4},
+		},
+	}
+	require.Equal(t, []string{
+		"3 values were cut to the range of their type",
+		"x: rounded to nearest, nothing is known of the input",
+		"u and 2 more: the input is not scaled, since a layer that shares it is not quantized here",
+		"k and 1 more: the Hessian needed more damping than was asked for, at most 0.1 of the mean diagonal",
+		"k and 2 more: input channels were zero throughout the calibration data, at most 5 of a layer",
+		"k and 1 more: more input channels than the 4 inputs that were seen, too few to tell channels apart; give more text",
+	}, r.Shortfalls())
 }
 
 func TestOutputName(t *testing.T) {

@@ -258,17 +258,9 @@ func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
 		}
 	}
 	if len(twice) > 0 {
-		p.Warnings = append(p.Warnings, tally("%s quantized already, accuracy is lost twice: quantize the original instead", twice))
+		p.Warnings = append(p.Warnings, some(twice)+": quantized already, accuracy is lost twice; quantize the original instead")
 	}
 	return p, nil
-}
-
-// tally says something of one or several things, of which it names the first: the verb comes with them.
-func tally(format string, names []string) string {
-	if len(names) == 1 {
-		return fmt.Sprintf(format, names[0]+" is")
-	}
-	return fmt.Sprintf(format, fmt.Sprintf("%s and %d more are", names[0], len(names)-1))
 }
 
 // choose is the recipe's choice without overrides, and why.
