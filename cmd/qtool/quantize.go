@@ -382,9 +382,13 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	if err != nil {
 		return nil, err
 	}
+	job := convert.Options{
+		Output: o.output, Reads: o.reads, Threads: threads, Version: release, Calibration: calibration, Statistics: statistics,
+	}
+	expected := plan.Expect(job)
 	report = &quantizeReport{
 		Mixed: mixed, Data: data,
-		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: plan.Memory(threads), Expected: plan.Seconds(threads),
+		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: expected.Memory, Expected: expected.Seconds,
 		Warnings: append([]string{}, plan.Model.Warnings()...),
 	}
 	if data != nil && data.Note != "" {
@@ -403,10 +407,8 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 		return report, nil
 	}
 	progress, finish := lateProgress("quantize", false, o.quiet)
-	result, err := convert.Quantize(ctx, m, plan, convert.Options{
-		Output: o.output, Reads: o.reads, Threads: threads, Version: release, Calibration: calibration, Statistics: statistics,
-		Progress: progress,
-	})
+	job.Progress = progress
+	result, err := convert.Quantize(ctx, m, plan, job)
 	finish()
 	if err != nil {
 		return nil, resumable(ctx, err)
