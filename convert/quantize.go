@@ -6,13 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
 	"os"
-	"path/filepath"
-	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/zeebo/xxh3"
 
@@ -36,25 +30,6 @@ type Options struct {
 	Statistics *Statistics
 	// Progress, if set, is told how many weights are done of all, and the tensor at hand.
 	Progress func(done, total int64, tensor string)
-}
-
-// Result of a run.
-type Result struct {
-	Bytes     int64 // of the file
-	Resumed   int   // tensors that an earlier run had finished
-	Discarded bool  // what an earlier run had left belonged to another plan
-	Clamped   int   // values cut to the range of their type
-	Warnings  []string
-	// Calibrated says how quantizing by inputs went, by tensor; RoundedOnly names the linear layers and heads that were to be
-	// quantized so and were not.
-	Calibrated  map[string]CalibrationFigures
-	RoundedOnly []string
-	// Unknown names those that a file of statistics knows nothing of.
-	Unknown []string
-	// Unscaled names the layers whose inputs were to be scaled and were not, since a layer that shares them is not quantized.
-	Unscaled []string
-	// TooLong says that calibration sequences were longer than what the model was made for.
-	TooLong string
 }
 
 // provenance is what a packed file says of its making.
@@ -311,136 +286,4 @@ func (q *quantization) tally(d Decision, o outcome) {
 		}
 		q.result.RoundedOnly = append(q.result.RoundedOnly, d.Tensor.Name)
 	}
-}
-
-// Shortfalls says what is less than was asked for, a line each.
-func (r *Result) Shortfalls() []string {
-	var lines []string
-	if r.Clamped > 0 {
-		lines = append(lines, fmt.Sprintf("%d values were cut to the range of their type", r.Clamped))
-	}
-	about := func(names []string, format string, args ...any) {
-		if len(names) > 0 {
-			lines = append(lines, some(names)+": "+fmt.Sprintf(format, args...))
-		}
-	}
-	about(r.RoundedOnly, "rounded to nearest, nothing is known of the input")
-	about(r.Unknown, "rounded to nearest, the file has no statistics of the input, or it saw no data")
-	about(r.Unscaled, "the input is not scaled, since a layer that shares it is not quantized here")
-	if r.TooLong != "" {
-		lines = append(lines, r.TooLong)
-	}
-	var damped, dead, few []string
-	damping, zeros, seen := 0.0, 0, 0
-	for _, name := range slices.Sorted(maps.Keys(r.Calibrated)) {
-		f := r.Calibrated[name]
-		if f.DampingRaised {
-			damped, damping = append(damped, name), max(damping, f.Damping)
-		}
-		if f.DeadInputs > 0 {
-			dead, zeros = append(dead, name), max(zeros, f.DeadInputs)
-		}
-		if f.Inputs > 0 && f.Inputs < f.Channels {
-			few, seen = append(few, name), f.Inputs
-		}
-	}
-	about(damped, "the Hessian needed more damping than was asked for, at most %g of the mean diagonal", damping)
-	about(dead, "input channels were zero throughout the calibration data, at most %d of a layer", zeros)
-	about(few, "more input channels than the %d inputs that were seen, too few to tell channels apart; give more text", seen)
-	return lines
-}
-
-// some names the first of several things, and says how many more there are.
-func some(names []string) string {
-	if len(names) == 1 {
-		return names[0]
-	}
-	return fmt.Sprintf("%s and %d more", names[0], len(names)-1)
-}
-
-// CheckOutput refuses an output that would destroy the source or one of the other files that a run reads, or cannot be a file.
-func CheckOutput(path string, m *checkpoint.Model, reads []string) error {
-	dir := filepath.Dir(path)
-	if info, err := os.Stat(dir); err != nil {
-		return fmt.Errorf("output %s: its folder: %w", path, err)
-	} else if !info.IsDir() {
-		return fmt.Errorf("output %s: %s is not a folder", path, dir)
-	}
-	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("output: %w", err)
-	}
-	if info.IsDir() {
-		return fmt.Errorf("output %s is a folder; name a file in it", path)
-	}
-	if !info.Mode().IsRegular() {
-		return fmt.Errorf("output %s is no regular file and would be replaced; choose another name", path)
-	}
-	same := func(other string) bool {
-		found, err := os.Stat(other)
-		return err == nil && os.SameFile(info, found)
-	}
-	sources := m.Paths()
-	if m.Container() == checkpoint.HuggingFace {
-		names, err := m.Files()
-		if err != nil {
-			return err
-		}
-		for _, name := range names {
-			sources = append(sources, filepath.Join(filepath.Dir(sources[0]), name))
-		}
-	}
-	for _, source := range sources {
-		if same(source) {
-			return fmt.Errorf("output %s is the same file as the source %s; choose another name", path, source)
-		}
-	}
-	for _, other := range reads {
-		if other != "" && same(other) {
-			return fmt.Errorf("output %s is the same file as %s, which is read; choose another name", path, other)
-		}
-	}
-	return nil
-}
-
-// OutputName is the name of the packed file that is made of a model when none is given: that of the model,
-// with the bits of the linear layers, or what a budget allows.
-func OutputName(model string, r Recipe) string {
-	suffix := string(r.Linear)
-	if s, err := packed.ParseScheme(suffix); err == nil {
-		suffix = fmt.Sprintf("w%d", s.Bits)
-	}
-	switch b := r.Budget; {
-	case b == nil:
-	case b.BitsPerWeight > 0:
-		suffix = strconv.FormatFloat(b.BitsPerWeight, 'f', -1, 64) + "bpw"
-	default:
-		suffix = "mixed"
-	}
-	return modelName(model) + "-" + suffix + ".qpk"
-}
-
-// StatisticsName is the name of the file of statistics that is made of a model when none is given.
-func StatisticsName(model string) string { return modelName(model) + ".qcal" }
-
-// modelName is what a model is called: the name of its folder or file, without what says how it is stored. Other dots are part of a name.
-func modelName(model string) string {
-	if whole, err := filepath.Abs(model); err == nil {
-		model = whole // "." has a name
-	}
-	parts := strings.Split(filepath.ToSlash(filepath.Clean(model)), "/")
-	name := parts[len(parts)-1]
-	for i := 1; i < len(parts); i++ {
-		// A folder of the hub's cache is named by a revision; its model by models--organisation--name.
-		if repo := parts[i-1]; parts[i] == "snapshots" && strings.HasPrefix(repo, "models--") {
-			name = repo[strings.LastIndex(repo, "--")+len("--"):]
-		}
-	}
-	for _, ext := range []string{".gguf", ".index.json", ".safetensors", ".qpk"} {
-		name = strings.TrimSuffix(name, ext)
-	}
-	return name
 }

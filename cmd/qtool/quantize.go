@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +14,6 @@ import (
 	"qtool/convert"
 	"qtool/convert/quant"
 	"qtool/formats/checkpoint"
-	"qtool/formats/packed"
 	"qtool/runtime/eval"
 	"qtool/runtime/pool"
 )
@@ -43,45 +40,6 @@ type quantizeOptions struct {
 	asJSON, quiet    bool
 
 	reads []string // files that the output must not be
-}
-
-// quantizeReport is what `qtool quantize --json` prints. Keys may be added, none renamed.
-type quantizeReport struct {
-	Plan          []planLine   `json:"plan"`
-	Output        string       `json:"output"`
-	SizeBytes     int64        `json:"size_bytes"`
-	BitsPerWeight float64      `json:"bits_per_weight"`
-	Seconds       float64      `json:"seconds"`
-	Resumed       int          `json:"resumed"`
-	Fallbacks     int          `json:"fallbacks"`
-	Calibrated    int          `json:"calibrated"` // tensors quantized by their inputs
-	Mixed         *mixedReport `json:"mixed,omitempty"`
-	// Statistics are what was quantized by in the place of a text.
-	Statistics *statisticsReport `json:"statistics,omitempty"`
-	Data       *dataReport       `json:"calibration_data,omitempty"`
-	Warnings   []string          `json:"warnings"`
-	Memory     int64             `json:"memory_bytes_expected"`
-	Expected   float64           `json:"seconds_expected"`
-	Eval       *eval.Report      `json:"eval"`
-
-	shortfalls []string // those of the warnings that --strict does not accept
-}
-
-// fall adds warnings of a result that is less than what was asked for.
-func (r *quantizeReport) fall(warnings ...string) {
-	r.Warnings, r.shortfalls = append(r.Warnings, warnings...), append(r.shortfalls, warnings...)
-	r.Fallbacks = len(r.shortfalls)
-}
-
-type planLine struct {
-	Tensor        string  `json:"tensor"`
-	Shape         []int   `json:"shape"`
-	Source        string  `json:"source"`
-	Scheme        string  `json:"scheme"`
-	BitsPerWeight float64 `json:"bits_per_weight"`
-	Reason        string  `json:"reason"`
-
-	Calibration *convert.CalibrationFigures `json:"calibration,omitempty"`
 }
 
 func newQuantize() *cobra.Command {
@@ -145,96 +103,6 @@ level of instructions (QTOOL_CPU).`,
 	f.BoolVar(&o.asJSON, "json", false, "print one JSON object")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "no progress")
 	return cmd
-}
-
-// calibratedDefaults are the schemes of --bits with calibration: of those of as many bits, half a bit for scales included, the ones of
-// least divergence.
-var calibratedDefaults = map[int]string{3: "w3g16nlk", 4: "w4g16nlk"}
-
-// recipe makes a recipe of the flags.
-func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
-	if o.recipeFile != "" {
-		return o.fromFile(cmd)
-	}
-	linear := packed.Scheme{Bits: o.bits, Group: o.group, Asym: o.asymmetric}
-	if o.group == 0 {
-		linear.Group = packed.DefaultGroup4
-		if o.bits == 8 {
-			linear.Group = packed.DefaultGroup8
-		}
-	}
-	name := linear.String()
-	if o.scheme != "" {
-		for _, flag := range []string{"bits", "group", "asymmetric"} {
-			if cmd.Flags().Changed(flag) {
-				return convert.Recipe{}, usagef("--scheme and --%s say the same thing: give one", flag)
-			}
-		}
-		name = o.scheme
-	} else if o.calibration.data != "" && calibratedDefaults[o.bits] != "" && o.group == 0 && !o.asymmetric {
-		name = calibratedDefaults[o.bits]
-	} else if err := linear.Validate(); err != nil {
-		return convert.Recipe{}, usageError{err}
-	}
-	r := convert.DefaultRecipe(convert.Choice(name))
-	if s, err := packed.ParseScheme(name); err == nil {
-		r.Linear = convert.Choice(s.String()) // one spelling: it is part of the file
-	}
-	r.Embeddings, r.Head, r.Rule, r.Clamp = convert.Choice(o.embeddings), convert.Choice(o.head), quant.Rule(o.rule), o.clamp
-	if rotation, err := convert.ParseRotation(o.rotation); err != nil {
-		return r, usagef("--rotate: %w", err)
-	} else if rotation != convert.NoRotation {
-		r.Rotation, r.RotationSeed = rotation, convert.RotationSeed
-	}
-	for _, s := range o.overrides {
-		over, err := convert.ParseOverride(s)
-		if err != nil {
-			return r, usagef("--tensor %w", err)
-		}
-		r.Overrides = append(r.Overrides, over)
-	}
-	if err := o.calibration.apply(cmd, &r, o.eval.maxKLD); err != nil {
-		return r, err
-	}
-	if err := r.Validate(); err != nil {
-		return r, usageError{err}
-	}
-	return r, nil
-}
-
-// fromFile reads the recipe of a file, beside which no flag may decide over bytes.
-func (o *quantizeOptions) fromFile(cmd *cobra.Command) (convert.Recipe, error) {
-	for _, flag := range []string{
-		"bits", "group", "asymmetric", "scheme", "embeddings", "head", "scale-rule", "rotate", "tensor", "clamp", "calib-context", "calib-samples", "method", "refine", "damping",
-		"in-order", "scaling", "activation-range", "target-bpw", "target-size", "mix",
-	} {
-		if cmd.Flags().Changed(flag) {
-			return convert.Recipe{}, usagef("--recipe and --%s say the same thing: give one", flag)
-		}
-	}
-	r, err := convert.ReadRecipe(o.recipeFile)
-	if err != nil {
-		return r, err
-	}
-	switch {
-	case r.Method != "" && o.calibration.data == "":
-		return r, usagef("the recipe %s is a calibrated one: give --calib", o.recipeFile)
-	case r.Method == "" && o.calibration.data != "":
-		return r, usagef("the recipe %s has no calibration: leave --calib out", o.recipeFile)
-	}
-	if r.Method == "" {
-		return r, o.calibration.unused(cmd)
-	}
-	if err := o.calibration.detect(); err != nil {
-		return r, err
-	}
-	if o.calibration.source != r.Source {
-		return r, usagef("the recipe %s is for calibration by %s, %s is %s", o.recipeFile, sourceText(r.Source), o.calibration.data, sourceText(o.calibration.source))
-	}
-	if r.Source != convert.FromText {
-		return r, o.calibration.unusedText(cmd)
-	}
-	return r, o.calibration.checkReading()
 }
 
 func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err error) {
@@ -324,23 +192,6 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 		gate = errGate
 	}
 	return errors.Join(short, gate)
-}
-
-// settleContext puts the length of sequences that is right for the model into a recipe that is to have the default.
-func (o *quantizeOptions) settleContext(model string, r *convert.Recipe) error {
-	if o.calibration.data == "" || r.Source != convert.FromText || r.Context != 0 {
-		return nil
-	}
-	path, err := find(model)
-	if err != nil {
-		return err
-	}
-	m, err := checkpoint.Open(path)
-	if err != nil {
-		return err
-	}
-	r.Context = contextFor(m, 0)
-	return m.Close()
 }
 
 // quantizeModel plans, and writes the packed file unless only the plan is wanted.
@@ -435,47 +286,6 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	return report, nil
 }
 
-// mixedReport says what mixed precision was chosen by.
-type mixedReport struct {
-	Predicted     float64               `json:"predicted_kld"`
-	Bound         float64               `json:"bound"`
-	Divergence    float64               `json:"divergence_limit,omitempty"` // where that is the budget, and the bound is of bytes
-	Tokens        int                   `json:"tokens"`
-	Resumed       int                   `json:"resumed"` // tensors that an earlier run had measured
-	Sensitivities []convert.Sensitivity `json:"sensitivities"`
-}
-
-// printCalibrated says how quantizing by inputs went: the worst layers, and how many were less than asked for.
-func printCalibrated(w io.Writer, r *quantizeReport) {
-	if r.Calibrated == 0 {
-		return
-	}
-	var worst *planLine
-	for i, l := range r.Plan {
-		if l.Calibration != nil && (worst == nil || l.Calibration.Error > worst.Calibration.Error) {
-			worst = &r.Plan[i]
-		}
-	}
-	fmt.Fprintf(w, "  %d tensors quantized by their inputs, %d shortfalls; largest error of a layer's output %.2f %% (%s)\n",
-		r.Calibrated, r.Fallbacks, 100*math.Sqrt(worst.Calibration.Error), worst.Tensor)
-}
-
-// printMixed says what a choice by budget is expected to cost.
-func printMixed(w io.Writer, m *mixedReport) {
-	if m == nil {
-		return
-	}
-	bound := fmt.Sprintf("less than %.3g", m.Bound)
-	if m.Divergence > 0 {
-		bound = fmt.Sprintf("less than %s in these tensors within %.3g", sizeText(int64(m.Bound)), m.Divergence)
-	}
-	fmt.Fprintf(w, "  mixed by the divergence that each tensor's own quantization costs on %s tokens: %.3g nats together by rounding to nearest; no choice could have %s\n",
-		countText(int64(m.Tokens)), m.Predicted, bound)
-	if m.Resumed > 0 {
-		fmt.Fprintf(w, "  %d tensors were measured by an earlier run\n", m.Resumed)
-	}
-}
-
 // mix chooses schemes where the recipe has a budget.
 func (o *quantizeOptions) mix(ctx context.Context, m *checkpoint.Model, r *convert.Recipe, c *convert.Calibration, threads int) (*mixedReport, error) {
 	if r.Budget == nil {
@@ -490,80 +300,4 @@ func (o *quantizeOptions) mix(ctx context.Context, m *checkpoint.Model, r *conve
 		return nil, resumable(ctx, err)
 	}
 	return &mixedReport{mixed.Predicted, mixed.Bound, r.Budget.Divergence, mixed.Tokens, mixed.Resumed, mixed.Sensitivities}, nil
-}
-
-// printPlan prints the decision for each tensor and what to expect.
-func printPlan(w io.Writer, r *quantizeReport) error {
-	t := newTable(w)
-	fmt.Fprintln(t, "tensor\tshape\tstored as\twill be\tbits per weight\twhy")
-	for _, l := range r.Plan {
-		fmt.Fprintf(t, "%s\t%v\t%s\t%s\t%.3f\t%s\n", l.Tensor, l.Shape, l.Source, l.Scheme, l.BitsPerWeight, l.Reason)
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	printMixed(w, r.Mixed)
-	printData(w, r.Data)
-	printStatistics(w, r.Statistics)
-	fmt.Fprintf(w, "\n%s, %.3f bits per weight: %s on disk, about %s of memory, about %s\n", r.Output, r.BitsPerWeight,
-		sizeText(r.SizeBytes), sizeText(r.Memory), durationText(r.Expected))
-	printWarnings(w, r.Warnings)
-	return nil
-}
-
-// printQuantized prints what was written, scheme by scheme.
-func printQuantized(w io.Writer, r *quantizeReport) error {
-	type total struct {
-		tensors int
-		weights int64
-	}
-	totals := make(map[string]*total)
-	var order []string
-	for _, l := range r.Plan {
-		n := int64(1)
-		for _, d := range l.Shape {
-			n *= int64(d)
-		}
-		if totals[l.Scheme] == nil {
-			totals[l.Scheme] = &total{}
-			order = append(order, l.Scheme)
-		}
-		totals[l.Scheme].tensors++
-		totals[l.Scheme].weights += n
-	}
-	fmt.Fprintf(w, "%s: %s, %.3f bits per weight, in %s\n", r.Output, sizeText(r.SizeBytes), r.BitsPerWeight, durationText(r.Seconds))
-	t := newTable(w)
-	for _, name := range order {
-		fmt.Fprintf(t, "  %s\t%d tensors\t%s weights\n", name, totals[name].tensors, countText(totals[name].weights))
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	printMixed(w, r.Mixed)
-	printData(w, r.Data)
-	printStatistics(w, r.Statistics)
-	printCalibrated(w, r)
-	if r.Resumed > 0 {
-		fmt.Fprintf(w, "  %d tensors were finished by an earlier run\n", r.Resumed)
-	}
-	printWarnings(w, r.Warnings)
-	return nil
-}
-
-func printWarnings(w io.Writer, warnings []string) {
-	for _, s := range warnings {
-		fmt.Fprintln(w, "note:", s)
-	}
-}
-
-// durationText gives seconds as a person reads them.
-func durationText(seconds float64) string {
-	d := time.Duration(seconds * float64(time.Second))
-	switch {
-	case d < 10*time.Second:
-		return fmt.Sprintf("%.1f s", seconds)
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%.0f s", seconds)
-	}
-	return d.Round(time.Second).String()
 }
