@@ -57,12 +57,12 @@ func run() int {
 	context.AfterFunc(ctx, stop)
 
 	root := newRoot()
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "qtool:", message(ctx, err))
 		var usage usageError
 		if errors.As(err, &usage) {
-			fmt.Fprintln(os.Stderr, "Run 'qtool --help', or a command with --help, for usage.")
+			fmt.Fprintf(os.Stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
 		}
 	}
 	return exitStatus(err)

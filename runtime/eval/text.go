@@ -65,6 +65,9 @@ func readText(path string) (*Text, error) {
 	if strings.TrimSpace(content) == "" {
 		return nil, fmt.Errorf("evaluation text %s: %w: it is empty", path, ErrTextTooShort)
 	}
+	if at := strings.IndexByte(content, 0); at >= 0 {
+		return nil, fmt.Errorf("evaluation text %s: byte %d is 0, which no text has: looks like a binary file; give plain text", path, at)
+	}
 	if !utf8.ValidString(content) {
 		return nil, fmt.Errorf("evaluation text %s: byte %d is not UTF-8; give plain text", path, invalidAt(content))
 	}
