@@ -42,8 +42,10 @@ func (b Budget) Validate() error {
 	if limits > 1 {
 		return fmt.Errorf("a budget has one limit: bits per weight, bytes, or divergence")
 	}
-	if b.BitsPerWeight < 0 || b.Bytes < 0 || b.Divergence < 0 || math.IsNaN(b.BitsPerWeight+b.Divergence) {
-		return fmt.Errorf("the limit of a budget must be positive")
+	for _, limit := range []float64{b.BitsPerWeight, float64(b.Bytes), b.Divergence} {
+		if !(limit >= 0) || math.IsInf(limit, 0) {
+			return fmt.Errorf("the limit of a budget must be a positive number, found %g", limit)
+		}
 	}
 	for _, c := range b.Schemes {
 		if _, err := packed.ParseScheme(string(c)); err != nil {
@@ -98,7 +100,7 @@ func assign(tensors [][]option, bytes int64, divergence float64) (*assignment, e
 	if divergence > 0 {
 		fits = func(step) bool { return a.divergence > divergence }
 	} else if a.bytes > bytes {
-		return nil, &tooSmallError{least: a.bytes, allowed: bytes}
+		return nil, fmt.Errorf("%w: the smallest choice takes %d bytes, %d are allowed", ErrBudget, a.bytes, bytes)
 	}
 	bounded := false
 	for _, s := range steps {
@@ -127,15 +129,6 @@ func assign(tensors [][]option, bytes int64, divergence float64) (*assignment, e
 	}
 	return a, nil
 }
-
-// tooSmallError says that even the smallest choice is beyond a limit of bytes.
-type tooSmallError struct{ least, allowed int64 }
-
-func (e *tooSmallError) Error() string {
-	return fmt.Sprintf("%v: the smallest choice takes %d bytes, %d are allowed", ErrBudget, e.least, e.allowed)
-}
-
-func (e *tooSmallError) Unwrap() error { return ErrBudget }
 
 // lowerHull gives the options on the lower convex hull of divergence over bytes, from the smallest on.
 func lowerHull(options []option) []int {

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"qtool/formats/arch"
 )
 
 // TestAssignAgainstEveryChoice holds the choice against all there are: it keeps the limit, and is no further from the best than the bound
@@ -88,11 +90,51 @@ func every(tensors [][]option, value func(bytes int64, divergence float64) float
 	return best
 }
 
+func TestThreeDigits(t *testing.T) {
+	for f, want := range map[float64]float64{0: 0, 0.0123456: 0.0123, 98765: 98800, -0.5555: -0.556, 1e-320: 0} {
+		require.InDelta(t, want, round3(f), 1e-9)
+	}
+}
+
 func TestBudgetValidates(t *testing.T) {
 	for _, b := range []Budget{
-		{BitsPerWeight: 4, Bytes: 1}, {BitsPerWeight: -1}, {Divergence: math.NaN()}, {Bytes: 1, Schemes: []Choice{"f16"}}, {Bytes: 1, Schemes: []Choice{"w5"}},
+		{BitsPerWeight: 4, Bytes: 1}, {BitsPerWeight: -1}, {Divergence: math.NaN()}, {BitsPerWeight: math.Inf(1)}, {Divergence: math.Inf(1)}, {BitsPerWeight: math.NaN()}, {Bytes: -1}, {Bytes: 1, Schemes: []Choice{"f16"}}, {Bytes: 1, Schemes: []Choice{"w5"}},
 	} {
 		require.Error(t, b.Validate(), "%+v", b)
 	}
 	require.NoError(t, Budget{BitsPerWeight: 4.25, Schemes: DefaultSchemes()}.Validate())
+}
+
+// TestRecipeIsFinite: what JSON cannot hold is found before anything is measured or written.
+func TestRecipeIsFinite(t *testing.T) {
+	for _, v := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+		r := DefaultRecipe("w4g32")
+		r.Budget = &Budget{BitsPerWeight: v}
+		require.Error(t, r.Validate())
+		_, err := r.json()
+		require.Error(t, err)
+		r = DefaultRecipe("w4g32")
+		r.Assigned = map[string]Assigned{"x": {"w8", v}}
+		require.ErrorContains(t, r.Validate(), "not a finite number")
+		_, err = r.json()
+		require.Error(t, err)
+	}
+}
+
+// TestSampleIsBounded: what is kept of the sample never passes its bound, whatever the model.
+func TestSampleIsBounded(t *testing.T) {
+	for _, c := range []arch.Config{
+		{Hidden: 64, Layers: 4, Vocab: 512}, {Hidden: 4096, Layers: 32, Vocab: 128256}, {Hidden: 8192, Layers: 80, Vocab: 152064}, {Hidden: 16384, Layers: 126, Vocab: 262144},
+	} {
+		for _, length := range []int{2, 128, 512, 2048, 1 << 20} {
+			n, tokens := sampleSize(&c, 128, length)
+			require.Positive(t, n)
+			require.LessOrEqual(t, n, sampleSequences)
+			require.LessOrEqual(t, tokens, length)
+			require.GreaterOrEqual(t, tokens, min(length, 32))
+			require.LessOrEqual(t, n*tokens*perToken(&c), sampleElements)
+		}
+	}
+	n, _ := sampleSize(&arch.Config{Hidden: 1 << 20, Layers: 200, Vocab: 1 << 20}, 128, 512)
+	require.Zero(t, n)
 }

@@ -14,6 +14,7 @@ import (
 
 	"qtool/calibrate"
 	"qtool/calibrate/qcal"
+	"qtool/formats/atomicfile"
 	"qtool/formats/checkpoint"
 	"qtool/formats/packed"
 	"qtool/formats/safetensors"
@@ -26,6 +27,7 @@ import (
 // CollectOptions say what statistics are collected of.
 type CollectOptions struct {
 	Output      string
+	Reads       []string // files besides the source that the output must not be
 	Threads     int
 	Version     string // of the program, kept in the file
 	Calibration *Calibration
@@ -68,7 +70,7 @@ func Collect(ctx context.Context, m *checkpoint.Model, o CollectOptions) (r *Col
 	if o.Calibration == nil {
 		return nil, fmt.Errorf("calibration: %w", calibrate.ErrNoData)
 	}
-	if err := checkOutput(o.Output, m); err != nil {
+	if err := CheckOutput(o.Output, m, o.Reads); err != nil {
 		return nil, err
 	}
 	if err := o.Calibration.check(m); err != nil {
@@ -340,13 +342,15 @@ func (c *collection) finish() error {
 		return err
 	}
 	c.result.Bytes, c.result.Inputs, c.result.Tokens = c.layout.Size, len(c.header.Inputs), c.length*len(c.options.Calibration.Sequences)
-	c.dropStates(-1)
 	return c.work.commit(c.options.Output)
 }
 
+// statesPrefix begins the names of files of states in the work folder.
+const statesPrefix = "states-"
+
 // statesName is the file of the states that a block is to be run on, in the work folder.
 func (c *collection) statesName(layer int) string {
-	return filepath.Join(c.work.dir, fmt.Sprintf("states-%d", layer))
+	return filepath.Join(c.work.dir, fmt.Sprintf("%s%d", statesPrefix, layer))
 }
 
 // dropStates removes the files of states but that of one block.
@@ -358,7 +362,8 @@ func (c *collection) dropStates(but int) {
 	}
 }
 
-// keep writes the states that a block is to be run on, behind their digest, and removes those of the one before.
+// keep writes the states that a block is to be run on, behind their digest, and removes those of the one before once these and the statistics
+// up to here are on the disk.
 func (c *collection) keep(layer int) (err error) {
 	name := c.statesName(layer)
 	f, err := os.Create(name + ".new")
@@ -372,10 +377,16 @@ func (c *collection) keep(layer int) (err error) {
 		b := sum.Sum128().Bytes()
 		_, err = f.WriteAt(b[:], 0)
 	}
+	if err == nil {
+		err = f.Sync()
+	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return errors.Join(err, os.Remove(name+".new"))
 	}
-	if err := os.Rename(name+".new", name); err != nil {
+	if err := c.work.sync(); err != nil {
+		return err
+	}
+	if err := atomicfile.Rename(name+".new", name); err != nil {
 		return err
 	}
 	c.dropStates(layer)

@@ -3,6 +3,7 @@ package convert_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -127,6 +128,24 @@ func TestCollectResume(t *testing.T) {
 		require.Zero(t, result.Resumed)
 		require.NotEqual(t, whole, content(t, out))
 	}
+}
+
+// TestCollectKeepsStatesUntilTheEnd: where the file cannot be put in its place, nothing is lost but that.
+func TestCollectKeepsStatesUntilTheEnd(t *testing.T) {
+	m := open(t, testdata.Path("grammar-lm"))
+	out := filepath.Join(t.TempDir(), "a.qcal")
+	c := calibration(t, m, 4)
+	_, err := convert.Collect(t.Context(), m, convert.CollectOptions{Output: out, Threads: 2, Calibration: c, Progress: func(int64, int64, string) {
+		require.NoError(t, os.MkdirAll(filepath.Join(out, "in the way"), 0o777))
+	}})
+	require.Error(t, err)
+	require.FileExists(t, filepath.Join(out+".work", fmt.Sprintf("states-%d", m.Config().Layers)))
+	require.NoError(t, os.RemoveAll(out))
+	result, err := convert.Collect(t.Context(), m, convert.CollectOptions{Output: out, Threads: 2, Calibration: c})
+	require.NoError(t, err)
+	require.Equal(t, m.Config().Layers, result.Resumed)
+	require.NoDirExists(t, out+".work")
+	require.Equal(t, collect(t, m, convert.CollectOptions{Output: filepath.Join(t.TempDir(), "b.qcal"), Threads: 1, Calibration: c}), content(t, out))
 }
 
 // TestStatisticsOfAnotherModel: a weight that differs is found when its matrix, or a norm, is read.

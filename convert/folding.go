@@ -57,8 +57,11 @@ func (c *calibrated) fold(ctx context.Context, layer int, half llama.Half, names
 	}
 	factors := make([]float32, len(values))
 	for i, v := range values {
-		factors[i] = (v + shift) / (stored[i] + shift)
 		stored[i] += shift
+		factors[i] = 1
+		if stored[i] != 0 { // a channel that the norm gives nothing to needs no factor
+			factors[i] = (v + shift) / stored[i]
+		}
 	}
 	for _, name := range names {
 		c.factors[name] = factors

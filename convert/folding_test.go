@@ -1,9 +1,11 @@
 package convert
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -128,6 +130,37 @@ func TestFoldingIsExact(t *testing.T) {
 					requireFolded(t, path, scaling, rotation)
 				})
 			}
+		}
+	}
+}
+
+// TestFoldingOfZeros: a norm may silence channels, which then have nothing to be scaled.
+func TestFoldingOfZeros(t *testing.T) {
+	for name, zero := range map[string]float32{"llama": 0, "gemma2": -1} {
+		dir := filepath.Join(t.TempDir(), name)
+		require.NoError(t, os.CopyFS(dir, os.DirFS(testdata.Path("arch", name))))
+		m, err := checkpoint.Open(dir)
+		require.NoError(t, err)
+		weights := m.Paths()[0]
+		data, err := os.ReadFile(weights)
+		require.NoError(t, err)
+		silenced := 0
+		for _, x := range m.Tensors() {
+			if x.Role != arch.Norm || !strings.Contains(x.Name, "layers.") {
+				continue
+			}
+			dtype, ok := x.DType()
+			require.True(t, ok)
+			at := bytes.Index(data, x.Raw())
+			require.Positive(t, at)
+			copy(data[at:], encodePlain([]float32{zero}, dtype))
+			silenced++
+		}
+		require.Positive(t, silenced)
+		require.NoError(t, m.Close())
+		require.NoError(t, os.WriteFile(weights, data, 0o600))
+		for _, scaling := range []quant.Scaling{quant.AWQ, quant.SmoothQuant} {
+			requireFolded(t, dir, scaling, NoRotation)
 		}
 	}
 }

@@ -26,7 +26,7 @@ var fileTypes = map[ggml.Type]uint32{ggml.F32: 0, ggml.F16: 1, ggml.Q4_0: 2, ggm
 
 // gguf writes a GGUF file.
 func (x *export) gguf(ctx context.Context) error {
-	if err := checkOutput(x.options.Output, x.model); err != nil {
+	if err := CheckOutput(x.options.Output, x.model, nil); err != nil {
 		return err
 	}
 	metadata, extra, err := x.metadata()

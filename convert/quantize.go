@@ -6,12 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
 	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 
 	"github.com/zeebo/xxh3"
 
@@ -24,7 +19,9 @@ import (
 
 // Options of a run.
 type Options struct {
-	Output  string // path of the file to be written
+	Output string // path of the file to be written
+	// Reads are files besides the source that the run stands on: the output must not be one of them.
+	Reads   []string
 	Threads int
 	Version string // of the program, kept in the file
 	// Calibration, if not nil, is what linear layers are quantized by; else rows are rounded as they stand.
@@ -33,25 +30,6 @@ type Options struct {
 	Statistics *Statistics
 	// Progress, if set, is told how many weights are done of all, and the tensor at hand.
 	Progress func(done, total int64, tensor string)
-}
-
-// Result of a run.
-type Result struct {
-	Bytes     int64 // of the file
-	Resumed   int   // tensors that an earlier run had finished
-	Discarded bool  // what an earlier run had left belonged to another plan
-	Clamped   int   // values cut to the range of their type
-	Warnings  []string
-	// Calibrated says how quantizing by inputs went, by tensor; RoundedOnly names the linear layers and heads that were to be
-	// quantized so and were not.
-	Calibrated  map[string]CalibrationFigures
-	RoundedOnly []string
-	// Unknown names those that a file of statistics knows nothing of.
-	Unknown []string
-	// Unscaled names the layers whose inputs were to be scaled and were not, since a layer that shares them is not quantized.
-	Unscaled []string
-	// TooLong says that calibration sequences were longer than what the model was made for.
-	TooLong string
 }
 
 // provenance is what a packed file says of its making.
@@ -65,7 +43,7 @@ type provenance struct {
 // that was stopped is taken up where it was, and ends in the same bytes. Errors leave an older output as it
 // was.
 func Quantize(ctx context.Context, m *checkpoint.Model, p *Plan, o Options) (*Result, error) {
-	if err := checkOutput(o.Output, m); err != nil {
+	if err := CheckOutput(o.Output, m, o.Reads); err != nil {
 		return nil, err
 	}
 	m = p.Model
@@ -146,7 +124,11 @@ func (q *quantization) run(ctx context.Context) (err error) {
 
 // lay plans the file with the digests known so far.
 func (q *quantization) lay(source packed.Digest, digests map[string]packed.Digest) (err error) {
-	q.contents.Provenance, err = json.Marshal(provenance{Tool: "qtool " + q.options.Version, Source: source.String(), Recipe: q.plan.Recipe.json()})
+	recipe, err := q.plan.Recipe.json()
+	if err != nil {
+		return err
+	}
+	q.contents.Provenance, err = json.Marshal(provenance{Tool: "qtool " + q.options.Version, Source: source.String(), Recipe: recipe})
 	if err != nil {
 		return err
 	}
@@ -173,14 +155,22 @@ func (q *quantization) key() (string, error) {
 			_ = binary.Write(h, binary.LittleEndian, s) // a hash takes everything
 		}
 	}
-	for _, path := range q.model.Paths() {
-		info, err := os.Stat(path)
-		if err != nil {
-			return "", err
-		}
-		_ = binary.Write(h, binary.LittleEndian, []int64{info.Size(), info.ModTime().UnixNano()})
+	if err := hashSource(h, q.model); err != nil {
+		return "", err
 	}
 	return packed.Digest(h.Sum128().Bytes()).String(), nil
+}
+
+// hashSource adds size and time of change of a model's files.
+func hashSource(h *xxh3.Hasher, m *checkpoint.Model) error {
+	for _, path := range m.Paths() {
+		info, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		_ = binary.Write(h, binary.LittleEndian, []int64{info.Size(), info.ModTime().UnixNano()}) // a hash takes everything
+	}
+	return nil
 }
 
 // tensors writes what is not finished yet.
@@ -274,9 +264,6 @@ func (q *quantization) finish() error {
 	if _, err := q.work.data.WriteAt(q.layout.Header, 0); err != nil {
 		return err
 	}
-	if q.result.Clamped > 0 {
-		q.result.Warnings = append(q.result.Warnings, fmt.Sprintf("%d values were cut to the range of their type", q.result.Clamped))
-	}
 	q.result.Bytes = q.layout.Size
 	return q.work.commit(q.options.Output)
 }
@@ -299,89 +286,4 @@ func (q *quantization) tally(d Decision, o outcome) {
 		}
 		q.result.RoundedOnly = append(q.result.RoundedOnly, d.Tensor.Name)
 	}
-}
-
-// Shortfalls says what of the calibration is less than was asked for, a line each.
-func (r *Result) Shortfalls() []string {
-	var lines []string
-	for _, name := range r.RoundedOnly {
-		lines = append(lines, fmt.Sprintf("%s was rounded to nearest: nothing is known of its inputs", name))
-	}
-	for _, name := range r.Unknown {
-		lines = append(lines, fmt.Sprintf("%s was rounded to nearest: the file has no statistics of its input, or it saw no data", name))
-	}
-	for _, name := range r.Unscaled {
-		lines = append(lines, fmt.Sprintf("%s: its input is not scaled, since a layer that shares it is not quantized here", name))
-	}
-	if r.TooLong != "" {
-		lines = append(lines, r.TooLong)
-	}
-	few, seen := 0, 0
-	for _, name := range slices.Sorted(maps.Keys(r.Calibrated)) {
-		f := r.Calibrated[name]
-		if f.DampingRaised {
-			lines = append(lines, fmt.Sprintf("%s: its Hessian needed damping of %g of the mean diagonal", name, f.Damping))
-		}
-		if f.Inputs > 0 && f.Inputs < f.Channels {
-			few++
-			seen = f.Inputs
-		}
-		if f.DeadInputs > 0 {
-			lines = append(lines, fmt.Sprintf("%s: %d input channels were zero throughout the calibration data", name, f.DeadInputs))
-		}
-	}
-	if few > 0 {
-		lines = append(lines, fmt.Sprintf("%d layers have more input channels than the %d inputs that were seen, too few to tell channels apart: give more text", few, seen))
-	}
-	return lines
-}
-
-// checkOutput refuses an output that would destroy the source or cannot be a file.
-func checkOutput(path string, m *checkpoint.Model) error {
-	dir := filepath.Dir(path)
-	if info, err := os.Stat(dir); err != nil {
-		return fmt.Errorf("output %s: its folder: %w", path, err)
-	} else if !info.IsDir() {
-		return fmt.Errorf("output %s: %s is not a folder", path, dir)
-	}
-	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("output: %w", err)
-	}
-	if info.IsDir() {
-		return fmt.Errorf("output %s is a folder; name a file in it", path)
-	}
-	if !info.Mode().IsRegular() {
-		return fmt.Errorf("output %s is no regular file and would be replaced; choose another name", path)
-	}
-	for _, source := range m.Paths() {
-		other, err := os.Stat(source)
-		if err == nil && os.SameFile(info, other) {
-			return fmt.Errorf("output %s is the same file as the source %s; choose another name", path, source)
-		}
-	}
-	return nil
-}
-
-// OutputName is the name of the packed file that is made of a model when none is given: that of the model,
-// with the bits of the linear layers.
-func OutputName(model string, linear Choice) string {
-	name := filepath.Base(filepath.Clean(model))
-	if i := slices.Index(strings.Split(filepath.ToSlash(filepath.Clean(model)), "/"), "snapshots"); i > 0 {
-		// A folder of the hub's cache is named by a revision; its model by models--organisation--name.
-		parts := strings.Split(filepath.ToSlash(filepath.Clean(model)), "/")
-		name = parts[i-1][strings.LastIndex(parts[i-1], "--")+1:]
-		name = strings.TrimPrefix(name, "-")
-	}
-	for _, ext := range []string{".gguf", ".safetensors", ".qpk", ".index.json"} {
-		name = strings.TrimSuffix(name, ext)
-	}
-	suffix := string(linear)
-	if s, err := packed.ParseScheme(suffix); err == nil {
-		suffix = fmt.Sprintf("w%d", s.Bits)
-	}
-	return name + "-" + suffix + ".qpk"
 }

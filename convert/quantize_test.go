@@ -2,10 +2,12 @@ package convert_test
 
 import (
 	"context"
+	"encoding/json"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -152,6 +154,42 @@ func TestResumeDistrustsWhatItFinds(t *testing.T) {
 	}
 }
 
+// TestTornJournal: a line that a crash left unfinished, or one that was damaged, costs its own tensor and no other, however often the run is stopped.
+func TestTornJournal(t *testing.T) {
+	m := open(t, testdata.Path("grammar-lm"))
+	p := plan(t, m, convert.DefaultRecipe("w4g32"))
+	out := filepath.Join(t.TempDir(), "out.qpk")
+	journal := filepath.Join(out+".work", "journal")
+	stopAt := func(share float64) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		_, err := convert.Quantize(ctx, m, p, convert.Options{Output: out, Threads: 2, Progress: func(done, total int64, _ string) {
+			if float64(done) > share*float64(total) {
+				cancel()
+			}
+		}})
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	stopAt(0.3)
+	b := content(t, journal)
+	require.NoError(t, os.Truncate(journal, int64(len(b)-9)))
+	stopAt(0.7)
+	lines := strings.Split(strings.TrimSpace(string(content(t, journal))), "\n")
+	require.Greater(t, len(lines), 10)
+	for _, l := range lines {
+		require.True(t, json.Valid([]byte(l)), l)
+	}
+	lines[3] = lines[3][:20]
+	require.NoError(t, os.WriteFile(journal, []byte(strings.Join(lines, "\n")+"\n"), 0o600))
+	result, err := convert.Quantize(t.Context(), m, p, convert.Options{Output: out, Threads: 2})
+	require.NoError(t, err)
+	require.Equal(t, len(lines)-2, result.Resumed, "all but the key and the damaged line")
+	whole := filepath.Join(t.TempDir(), "whole.qpk")
+	_, err = convert.Quantize(t.Context(), m, p, convert.Options{Output: whole, Threads: 2})
+	require.NoError(t, err)
+	require.Equal(t, content(t, whole), content(t, out))
+}
+
 // TestAnotherPlanStartsAnew: what a run with another recipe left is not used.
 func TestAnotherPlanStartsAnew(t *testing.T) {
 	m := open(t, testdata.Path("grammar-lm"))
@@ -175,7 +213,7 @@ func TestOutputIsNeverTheSource(t *testing.T) {
 	require.NoError(t, os.Symlink("model.safetensors", soft))
 	before := content(t, weights)
 	m := open(t, weights)
-	for _, out := range []string{weights, hard, soft} {
+	for _, out := range []string{weights, hard, soft, filepath.Join(dir, "config.json")} {
 		_, err := convert.Quantize(t.Context(), m, plan(t, m, convert.DefaultRecipe("w8")), convert.Options{Output: out, Threads: 1})
 		require.ErrorContains(t, err, "same file as the source", out)
 		require.Equal(t, before, content(t, weights))
@@ -281,12 +319,56 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// TestQuantizedTwice: what is packed otherwise than it was is said in one warning; what is copied is not.
+func TestQuantizedTwice(t *testing.T) {
+	m := open(t, testdata.Path("grammar-lm"))
+	require.Empty(t, plan(t, m, convert.DefaultRecipe("w4g32")).Warnings)
+	out := filepath.Join(t.TempDir(), "a.qpk")
+	_, err := convert.Quantize(t.Context(), m, plan(t, m, convert.DefaultRecipe("w4g32")), convert.Options{Output: out, Threads: 2})
+	require.NoError(t, err)
+	again := open(t, out)
+	for _, same := range []convert.Choice{"w4g32", "keep", "f16"} {
+		require.Empty(t, plan(t, again, convert.DefaultRecipe(same)).Warnings, same)
+	}
+	r := convert.DefaultRecipe("w4g32")
+	r.Embeddings = "w4g32"
+	require.Equal(t, []string{"model.embed_tokens.weight (w8): quantized already, accuracy is lost twice; quantize the original instead"}, plan(t, again, r).Warnings)
+	require.Equal(t, []string{"model.layers.0.self_attn.q_proj.weight (w4g32) and 20 more: quantized already, accuracy is lost twice; quantize the original instead"},
+		plan(t, again, convert.DefaultRecipe("w8")).Warnings)
+}
+
+// TestShortfalls: one line a fact, however many layers it is of.
+func TestShortfalls(t *testing.T) {
+	require.Empty(t, (&convert.Result{Calibrated: map[string]convert.CalibrationFigures{"a": {Inputs: 9, Channels: 8}}}).Shortfalls())
+	r := convert.Result{
+		Clamped: 3, RoundedOnly: []string{"x"}, Unscaled: []string{"u", "v", "w"}, Calibrated: map[string]convert.CalibrationFigures{
+			"k": {DampingRaised: true, Damping: 0.1, DeadInputs: 2, Inputs: 4, Channels: 8}, "q": {DampingRaised: true, Damping: 0.01, DeadInputs: 2, Inputs: 4, Channels: 8},
+			"v": {DeadInputs: 5, Inputs: 4, Channels: 4},
+		},
+	}
+	require.Equal(t, []string{
+		"3 values were cut to the range of their type",
+		"x: rounded to nearest, nothing is known of the input",
+		"u and 2 more: the input is not scaled, since a layer that shares it is not quantized here",
+		"k and 1 more: the Hessian needed more damping than was asked for, at most 0.1 of the mean diagonal",
+		"k and 2 more: input channels were zero throughout the calibration data, at most 5 of a layer",
+		"k and 1 more: more input channels than the 4 inputs that were seen, too few to tell channels apart; give more text",
+	}, r.Shortfalls())
+}
+
 func TestOutputName(t *testing.T) {
 	for model, want := range map[string]string{
 		"llama-7b": "llama-7b-w4.qpk", "dir/llama-7b/": "llama-7b-w4.qpk", "x/model.gguf": "model-w4.qpk",
-		"/c/hub/models--meta--Llama-7B/snapshots/abc": "Llama-7B-w4.qpk",
+		"/c/hub/models--meta--Llama-7B/snapshots/abc": "Llama-7B-w4.qpk", "/backup/snapshots/llama-7b": "llama-7b-w4.qpk",
+		"Llama-3.1-8B": "Llama-3.1-8B-w4.qpk", "x/Llama-3.1-8B.gguf": "Llama-3.1-8B-w4.qpk", "/m/model.safetensors.index.json": "model-w4.qpk",
 	} {
-		require.Equal(t, want, convert.OutputName(model, "w4g32"))
+		require.Equal(t, want, convert.OutputName(model, convert.DefaultRecipe("w4g32")))
+		require.Equal(t, strings.Replace(want, "-w4.qpk", ".qcal", 1), convert.StatisticsName(model))
 	}
-	require.Equal(t, "m-f16.qpk", convert.OutputName("m", "f16"))
+	require.Equal(t, "m-f16.qpk", convert.OutputName("m", convert.DefaultRecipe("f16")))
+	for want, b := range map[string]convert.Budget{"m-3.7bpw.qpk": {BitsPerWeight: 3.7}, "m-4bpw.qpk": {BitsPerWeight: 4}, "m-mixed.qpk": {Bytes: 1 << 30}} {
+		r := convert.DefaultRecipe("w4g32")
+		r.Budget = &b
+		require.Equal(t, want, convert.OutputName("m", r))
+	}
 }

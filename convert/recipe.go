@@ -1,5 +1,6 @@
 // Package convert carries models from one container to another: with other element types, or
-// quantized by a recipe into a packed file. Tensors stream through it; none is in memory as a whole.
+// quantized by a recipe into a packed file. Tensors stream through it, none in memory as a whole, where
+// they are rounded as they stand; calibration takes a matrix at a time, and what Plan.Expect says.
 package convert
 
 import (
@@ -141,6 +142,19 @@ func (r Recipe) Validate() error {
 	if _, err := ParseRotation(string(r.Rotation)); err != nil {
 		return err
 	}
+	if r.Budget != nil {
+		if err := r.Budget.Validate(); err != nil {
+			return err
+		}
+	}
+	for name, a := range r.Assigned {
+		if err := a.Choice.Validate(); err != nil {
+			return fmt.Errorf("assigned to %q: %w", name, err)
+		}
+		if a.Divergence-a.Divergence != 0 {
+			return fmt.Errorf("assigned to %q: a divergence of %g is not a finite number", name, a.Divergence)
+		}
+	}
 	return r.sourceCheck()
 }
 
@@ -155,12 +169,12 @@ func (r Recipe) matrix(s packed.Scheme) quant.MatrixOptions {
 }
 
 // json gives the recipe as the packed file keeps it.
-func (r Recipe) json() json.RawMessage {
+func (r Recipe) json() (json.RawMessage, error) {
 	b, err := json.Marshal(r)
 	if err != nil {
-		panic(err) // strings and a flag
+		return nil, fmt.Errorf("recipe: %w", err) // a number that is not finite
 	}
-	return b
+	return b, nil
 }
 
 // Decision is what becomes of one tensor.
@@ -240,10 +254,14 @@ func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
 			return nil, fmt.Errorf("override %q matches no tensor of the model", o.Pattern)
 		}
 	}
+	var twice []string
 	for _, d := range p.Decisions {
-		if t := d.Tensor; d.Scheme != nil && t.Packed() {
-			p.Warnings = append(p.Warnings, fmt.Sprintf("%s is quantized already (%s): it loses accuracy twice", t.Name, t.Storage()))
+		if d.Scheme != nil && d.Tensor.Packed() && d.Tensor.Matrix().Scheme != *d.Scheme {
+			twice = append(twice, fmt.Sprintf("%s (%s)", d.Tensor.Name, d.Tensor.Storage()))
 		}
+	}
+	if len(twice) > 0 {
+		p.Warnings = append(p.Warnings, some(twice)+": quantized already, accuracy is lost twice; quantize the original instead")
 	}
 	return p, nil
 }
@@ -329,35 +347,4 @@ func (p *Plan) Weights() int64 {
 // BitsPerWeight is the size of all tensors by the number of their elements.
 func (p *Plan) BitsPerWeight() float64 {
 	return 8 * float64(p.Bytes()) / float64(max(p.Weights(), 1))
-}
-
-// nanoseconds that one core takes for a weight, as measured on a Xeon of 2.x GHz by the benchmarks of
-// convert/quant; they give the time to expect.
-var nanoseconds = map[quant.Rule]float64{quant.AbsMax: 6, quant.Search: 40}
-
-// Seconds is roughly how long carrying out the plan will take with that many threads.
-func (p *Plan) Seconds(threads int) float64 {
-	var ns float64
-	for _, d := range p.Decisions {
-		cost := 2.0
-		if d.Scheme != nil {
-			cost = nanoseconds[p.Recipe.Rule]
-		}
-		ns += cost * float64(d.Tensor.Elements())
-	}
-	return ns / 1e9 / float64(max(threads, 1))
-}
-
-// Memory is roughly how much anonymous memory carrying out the plan will take with that many threads:
-// buffers, whatever the size of the model; with a rotation, some matrices as a whole too.
-func (p *Plan) Memory(threads int) int64 {
-	cols, whole := 0, 0
-	for _, d := range p.Decisions {
-		cols = max(cols, d.Tensor.Cols())
-		if p.Recipe.Rotation != NoRotation && d.Tensor.Role == arch.Linear {
-			whole = max(whole, d.Tensor.Elements())
-		}
-	}
-	perWorker := int64(cols) * packed.Panel * (4 + 1) // decoded rows and codes
-	return 32<<20 + int64(threads)*perWorker + int64(slots(threads))*chunkBytes + 3*4*int64(whole)
 }

@@ -76,6 +76,8 @@ func TestRecipeRefuses(t *testing.T) {
 		calibration + ", digest: abc}":                       "digest",
 		calibration + ", extra: 1}":                          "extra",
 		calibration + ", activation_range: most}":            "most",
+		calibration + "}\nbudget: {bits_per_weight: .inf}":   "must be a positive number",
+		calibration + "}\nbudget: {divergence: .nan}":        "must be a positive number",
 		calibration + "}\nbudget: {}":                        "expected bits_per_weight, bytes or divergence",
 		calibration + "}\nbudget: {bytes: 1, divergence: 1}": "one limit",
 		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\ncalibration: {context: 1, sequences: 1, refine: 0, damping: 1}":               "context and sequences",

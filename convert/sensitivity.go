@@ -2,9 +2,12 @@ package convert
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
+	"path/filepath"
+
+	"github.com/zeebo/xxh3"
 
 	"qtool/calibrate"
 	"qtool/convert/quant"
@@ -22,161 +25,145 @@ import (
 // errors are small, the divergence grows with it.
 const probe = Choice("w4g32nlk")
 
-// sampleElements bounds the hidden states that are kept for the measurement, of all blocks together.
-const sampleElements = 64 << 20
-
-// Sensitivity is what quantizing one tensor alone does.
-type Sensitivity struct {
-	Tensor     string  `json:"tensor"`
-	Divergence float64 `json:"divergence"` // mean KL divergence of the predictions, in nats, with the probing scheme
-	Error      float64 `json:"error"`      // squared error of its weights by their square, with that scheme
-}
-
-// Mixed is a plan by budget, and what it follows from.
-type Mixed struct {
-	Sensitivities []Sensitivity
-	// Predicted is the sum of the tensors' own divergences under the plan, each as rounding to nearest would leave it; Bound is what no
-	// choice within the budget could be below, in the same sense (bytes, where divergence is limited).
-	Predicted, Bound float64
-	Tokens           int
-}
-
-// Mix measures how sensitive the predictions of a model are to each of its matrices, on some of the calibration text, and sets the
-// schemes of the recipe's assignments so that the budget is kept. Tensors that an override decides keep what that says.
-func Mix(ctx context.Context, m *checkpoint.Model, r *Recipe, o Options) (*Mixed, error) {
-	if o.Calibration == nil || len(o.Calibration.Sequences) == 0 {
-		return nil, fmt.Errorf("a budget needs calibration text: %w", calibrate.ErrNoData)
-	}
-	if err := r.Budget.Validate(); err != nil {
-		return nil, err
-	}
-	fixed, err := NewPlan(m, *r)
-	if err != nil {
-		return nil, err
-	}
-	set, err := kernel.Best()
-	if err != nil {
-		return nil, err
-	}
-	engine, err := llama.New(fixed.Model, llama.Options{Threads: o.Threads, KV: llama.KVF32})
-	if err != nil {
-		return nil, err
-	}
-	defer engine.Close()
-	workers := pool.New(o.Threads)
-	defer workers.Close()
-	s := &sensitivities{blocks: engine.Blocks(), solver: linalg.New(set, workers), options: o, rule: r.Rule, embedding: engine.EmbeddingName()}
-	if err := s.sample(ctx); err != nil {
-		return nil, err
-	}
-	choices := r.Budget.Schemes
-	if len(choices) == 0 {
-		choices = DefaultSchemes()
-	}
-	limit := r.Budget.Bytes
-	if r.Budget.BitsPerWeight > 0 {
-		limit = int64(r.Budget.BitsPerWeight * float64(fixed.Weights()) / 8)
-	}
-	total := limit
-	out := &Mixed{Tokens: s.tokens()}
-	var open []Decision
-	var tensors [][]option
-	for _, d := range fixed.Decisions {
-		if !r.mixes(d) {
-			limit -= d.Bytes
-			continue
-		}
-		open = append(open, d)
-	}
-	for i, d := range open {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		if o.Progress != nil {
-			o.Progress(int64(i), int64(len(open)), d.Tensor.Name)
-		}
-		measured, options, err := s.measure(d.Tensor, choices)
-		if err != nil {
-			return nil, fmt.Errorf("tensor %q: %w", d.Tensor.Name, err)
-		}
-		out.Sensitivities = append(out.Sensitivities, measured)
-		tensors = append(tensors, options)
-	}
-	a, err := assign(tensors, limit, r.Budget.Divergence)
-	var small *tooSmallError
-	if errors.As(err, &small) {
-		// In the terms of the budget, with the tensors that it does not decide over.
-		least := small.least + total - limit
-		return nil, fmt.Errorf("%w: %d bytes, %.3f bits per weight, are allowed; the smallest choice takes %d bytes, %.3f bits per weight, with the tensors that stay as they are",
-			ErrBudget, total, 8*float64(total)/float64(fixed.Weights()), least, 8*float64(least)/float64(fixed.Weights()))
-	}
-	if err != nil {
-		return nil, err
-	}
-	r.Assigned = make(map[string]Assigned, len(open))
-	for i, d := range open {
-		pick := tensors[i][a.picks[i]]
-		r.Assigned[d.Tensor.Name] = Assigned{Choice: pick.choice, Divergence: round3(pick.divergence)}
-	}
-	out.Predicted, out.Bound = a.divergence, a.bound
-	return out, nil
-}
-
-// round3 keeps three digits, so that what is written down is short.
-func round3(f float64) float64 {
-	if f == 0 {
-		return 0
-	}
-	scale := math.Pow(10, 2-math.Floor(math.Log10(math.Abs(f))))
-	return math.Round(f*scale) / scale
-}
-
-// mixes reports whether the budget decides over a tensor: matrices that are to be quantized, but for those that an override names.
-func (r Recipe) mixes(d Decision) bool {
-	if d.Scheme == nil || d.Tensor.Packed() {
-		return false
-	}
-	switch d.Tensor.Role {
-	case arch.Linear, arch.Embedding, arch.Head:
-	default:
-		return false
-	}
-	for _, o := range r.Overrides {
-		if o.matches(d.Tensor.Name) {
-			return false
-		}
-	}
-	return true
-}
+// What is measured on: sequences at most, and numbers that are kept of them, the hidden states between all blocks and the logits. A long sequence of a
+// large model is cut to fit. Both decide over the result, and are the same whatever the memory.
+const (
+	sampleSequences = 16
+	sampleElements  = 128 << 20
+)
 
 // sensitivities measures on a sample of the calibration text.
 type sensitivities struct {
+	model   *checkpoint.Model
+	options Options
+	rule    quant.Rule
+	choices []Choice
+	kept    *measured
+
+	sequences [][]int32 // of equal length
+
 	blocks    *llama.Blocks
 	solver    *linalg.Solver
-	options   Options
-	rule      quant.Rule
 	embedding string
-
-	sequences [][]int32
-	states    [][][]float32 // [sequence][block]: what enters it; after the last block what leaves it
-	logits    [][]float32   // [sequence][positions·vocab]
+	states    *calibrate.States // by sequence and block: what enters it; after the last block what leaves it
+	logits    *calibrate.States // by sequence and position
 	layerOf   map[string]int
+	closers   []func() error
 }
 
-func (s *sensitivities) tokens() int {
-	n := 0
-	for _, q := range s.sequences {
-		n += len(q)
+func (s *sensitivities) tokens() int { return len(s.sequences) * len(s.sequences[0]) }
+
+// perToken is how many numbers are kept of a token.
+func perToken(c *arch.Config) int { return c.Hidden*(c.Layers+1) + c.Vocab }
+
+// sampleSize gives the number and the length of the sequences to measure on, of so many of that length.
+func sampleSize(c *arch.Config, sequences, length int) (n, tokens int) {
+	tokens = min(length, sampleElements/perToken(c))
+	if tokens < 2 {
+		return 0, tokens
 	}
-	return n
+	return min(sequences, sampleSequences, sampleElements/(tokens*perToken(c))), tokens
 }
 
-// sample runs the source on as much of the text as the states of all blocks can be kept of.
-func (s *sensitivities) sample(ctx context.Context) error {
+// pick chooses the sequences, from all over the text.
+func (s *sensitivities) pick() error {
 	all := s.options.Calibration.Sequences
-	hidden, layers := s.blocks.Config().Hidden, s.blocks.Count()
-	each := len(all[0]) * (hidden*(layers+1) + s.blocks.Config().Vocab)
-	n := min(len(all), max(1, sampleElements/each), 16)
+	n, tokens := sampleSize(s.model.Config(), len(all), len(all[0]))
+	if n == 0 {
+		return fmt.Errorf("the sensitivity of so large a model cannot be measured: the hidden states of a token are %d numbers, %d are kept", perToken(s.model.Config()), sampleElements)
+	}
+	for i := range n {
+		s.sequences = append(s.sequences, all[i*len(all)/n][:tokens])
+	}
+	return nil
+}
+
+// key tells what is measured from anything else: all that decides over it, with size and time of change of the source's files in the place of their
+// content.
+func (s *sensitivities) key(r Recipe) (string, error) {
+	set, err := kernel.Best()
+	if err != nil {
+		return "", err
+	}
+	h := xxh3.New()
+	_, err = fmt.Fprintln(h, "sensitivities", s.options.Version, set.Name, probe, s.rule, r.Rotation, r.RotationSeed, s.choices)
+	if err != nil {
+		return "", err
+	}
+	for _, q := range s.sequences {
+		_ = binary.Write(h, binary.LittleEndian, q) // a hash takes everything
+	}
+	files, _, err := Files(s.model)
+	if err != nil {
+		return "", err
+	}
+	for _, f := range files {
+		_, _ = h.Write(f.Data)
+	}
+	if err := hashSource(h, s.model); err != nil {
+		return "", err
+	}
+	return packed.Digest(h.Sum128().Bytes()).String(), nil
+}
+
+// all gives, for each of the tensors, what each of the choices is expected to cost, and notes it in the result.
+func (s *sensitivities) all(ctx context.Context, tensors []Decision, mixed *Mixed) (costs [][]float64, err error) {
+	defer func() { err = errors.Join(err, s.stop()) }()
+	for i, d := range tensors {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		found, ok := s.kept.done[d.Tensor.Name]
+		if ok && len(found.Costs) == len(s.choices) {
+			mixed.Resumed++
+		} else {
+			if s.options.Progress != nil {
+				s.options.Progress(int64(i), int64(len(tensors)), d.Tensor.Name)
+			}
+			if found, err = s.measure(ctx, d.Tensor); err != nil {
+				return nil, fmt.Errorf("tensor %q: %w", d.Tensor.Name, err)
+			}
+			if err := s.kept.note(found); err != nil {
+				return nil, err
+			}
+		}
+		mixed.Sensitivities = append(mixed.Sensitivities, found.Sensitivity)
+		costs = append(costs, found.Costs)
+	}
+	return costs, nil
+}
+
+// start runs the source on the sample, once there is something to measure.
+func (s *sensitivities) start(ctx context.Context) error {
+	if s.blocks != nil {
+		return nil
+	}
+	set, err := kernel.Best()
+	if err != nil {
+		return err
+	}
+	engine, err := llama.New(s.model, llama.Options{Threads: s.options.Threads, KV: llama.KVF32})
+	if err != nil {
+		return err
+	}
+	workers := pool.New(s.options.Threads)
+	s.blocks, s.solver, s.embedding = engine.Blocks(), linalg.New(set, workers), engine.EmbeddingName()
+	s.closers = append(s.closers, func() error { workers.Close(); engine.Close(); return nil })
+	return s.sample(ctx)
+}
+
+// stop gives back what start took.
+func (s *sensitivities) stop() error {
+	var errs []error
+	for _, c := range s.closers {
+		errs = append(errs, c())
+	}
+	return errors.Join(errs...)
+}
+
+// sample runs the source on the sequences and keeps what passes between its blocks: in files where that is more than the memory allowed.
+func (s *sensitivities) sample(ctx context.Context) (err error) {
+	c, layers := s.blocks.Config(), s.blocks.Count()
 	s.layerOf = make(map[string]int)
 	for layer := range layers {
 		for _, group := range s.blocks.Linears(layer) {
@@ -185,59 +172,69 @@ func (s *sensitivities) sample(ctx context.Context) error {
 			}
 		}
 	}
-	for i := range n {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		tokens := all[i*len(all)/n]
-		s.sequences = append(s.sequences, tokens)
-		x := make([]float32, len(tokens)*hidden)
+	n, length, most := len(s.sequences), len(s.sequences[0]), s.options.Calibration.MaxMemory
+	if most > 0 && 4*int64(n)*int64(length)*int64(perToken(c)) <= most {
+		most = 0 // all fits
+	}
+	dir := filepath.Dir(s.options.Output)
+	if s.states, err = calibrate.NewStates(n*(layers+1), length*c.Hidden, min(most, 1), dir); err != nil {
+		return err
+	}
+	s.closers = append(s.closers, s.states.Close)
+	if s.logits, err = calibrate.NewStates(n*length, c.Vocab, min(most, 1), dir); err != nil {
+		return err
+	}
+	s.closers = append(s.closers, s.logits.Close)
+	x := make([]float32, length*c.Hidden)
+	for i, tokens := range s.sequences {
 		if err := s.blocks.Embed(x, tokens); err != nil {
 			return err
 		}
-		states := [][]float32{append([]float32(nil), x...)}
-		for layer := range layers {
-			if err := s.blocks.Run(layer, x, len(tokens), nil); err != nil {
+		for layer := range layers + 1 {
+			if err := ctx.Err(); err != nil {
 				return err
 			}
-			states = append(states, append([]float32(nil), x...))
+			if layer > 0 {
+				if err := s.blocks.Run(layer-1, x, length, nil); err != nil {
+					return err
+				}
+			}
+			if err := s.states.Put(i*(layers+1)+layer, x); err != nil {
+				return err
+			}
 		}
-		s.states = append(s.states, states)
-		var logits []float32
-		err := s.blocks.Predict(x, len(tokens), 0, func(_ int, l []float32) error {
-			logits = append(logits, l...)
-			return nil
-		})
-		if err != nil {
+		if err := s.blocks.Predict(x, length, 0, func(p int, l []float32) error { return s.logits.Put(i*length+p, l) }); err != nil {
 			return err
 		}
-		s.logits = append(s.logits, logits)
 	}
 	return nil
 }
 
-// measure quantizes a tensor alone and compares the predictions, and works out its options.
-func (s *sensitivities) measure(t *checkpoint.Tensor, choices []Choice) (Sensitivity, []option, error) {
+// measure quantizes a tensor alone and compares the predictions, and works out what each choice would cost.
+func (s *sensitivities) measure(ctx context.Context, t *checkpoint.Tensor) (m measurement, err error) {
+	if err := s.start(ctx); err != nil {
+		return m, err
+	}
 	rows, cols := t.Rows(), t.Cols()
 	w := make([]float32, rows*cols)
 	if err := t.ReadAll(w); err != nil {
-		return Sensitivity{}, nil, err
+		return m, err
 	}
 	probed, matrix, err := s.quantize(w, rows, cols, probe)
 	if err != nil {
-		return Sensitivity{}, nil, err
+		return m, err
 	}
 	if err := s.blocks.Replace(t.Name, matrix); err != nil {
-		return Sensitivity{}, nil, err
+		return m, err
 	}
-	divergence, err := s.divergence(t.Name)
+	divergence, err := s.divergence(ctx, t.Name)
 	if err != nil {
-		return Sensitivity{}, nil, err
+		return m, err
 	}
 	if err := s.blocks.Restore(t.Name); err != nil {
-		return Sensitivity{}, nil, err
+		return m, err
 	}
-	out := Sensitivity{Tensor: t.Name, Divergence: divergence, Error: probed}
+	m.Sensitivity = Sensitivity{Tensor: t.Name, Divergence: divergence, Error: probed}
 	// Some rows are enough to tell how the schemes' errors compare.
 	picked := quant.BookRows(rows)
 	some := make([]float32, 0, len(picked)*cols)
@@ -246,27 +243,25 @@ func (s *sensitivities) measure(t *checkpoint.Tensor, choices []Choice) (Sensiti
 	}
 	reference, _, err := s.quantize(some, len(picked), cols, probe)
 	if err != nil {
-		return Sensitivity{}, nil, err
+		return m, err
 	}
-	var options []option
-	for _, c := range choices {
-		scheme, err := packed.ParseScheme(string(c))
-		if err != nil {
-			return out, nil, err
+	for _, c := range s.choices {
+		if err := ctx.Err(); err != nil {
+			return m, err
 		}
 		e := reference
 		if c != probe {
 			if e, _, err = s.quantize(some, len(picked), cols, c); err != nil {
-				return out, nil, err
+				return m, err
 			}
 		}
-		o := option{choice: c, bytes: int64(scheme.Bytes(rows, cols))}
+		cost := 0.0
 		if reference > 0 {
-			o.divergence = divergence * e / reference
+			cost = divergence * e / reference
 		}
-		options = append(options, o)
+		m.Costs = append(m.Costs, cost)
 	}
-	return out, options, nil
+	return m, nil
 }
 
 // quantize gives the relative squared error of the weights, and the matrix.
@@ -296,39 +291,45 @@ func (s *sensitivities) quantize(w []float32, rows, cols int, c Choice) (float64
 
 // divergence is the mean KL divergence of the predictions from the source's, with what stands in the engine now, from the block
 // of the tensor on.
-func (s *sensitivities) divergence(name string) (float64, error) {
-	vocab := s.blocks.Config().Vocab
+func (s *sensitivities) divergence(ctx context.Context, name string) (float64, error) {
+	layers, length := s.blocks.Count(), len(s.sequences[0])
+	first, inBlock := s.layerOf[name]
+	if !inBlock && name != s.embedding {
+		first = layers // the head
+	}
 	var sum float64
-	n := 0
+	embedded := make([]float32, length*s.blocks.Config().Hidden)
 	for i, tokens := range s.sequences {
-		first, inBlock := s.layerOf[name]
-		var x []float32
-		switch {
-		case name == s.embedding:
-			first = 0
-			x = make([]float32, len(s.states[i][0]))
-			if err := s.blocks.Embed(x, tokens); err != nil {
+		x := embedded
+		var err error
+		if name == s.embedding {
+			err = s.blocks.Embed(x, tokens)
+		} else {
+			x, err = s.states.Get(i*(layers+1) + first)
+		}
+		if err != nil {
+			return 0, err
+		}
+		for layer := first; layer < layers; layer++ {
+			if err := ctx.Err(); err != nil {
 				return 0, err
 			}
-		case inBlock:
-			x = append(x, s.states[i][first]...)
-		default: // the head
-			first = s.blocks.Count()
-			x = append(x, s.states[i][first]...)
-		}
-		for layer := first; layer < s.blocks.Count(); layer++ {
-			if err := s.blocks.Run(layer, x, len(tokens), nil); err != nil {
+			if err := s.blocks.Run(layer, x, length, nil); err != nil {
 				return 0, err
 			}
 		}
-		err := s.blocks.Predict(x, len(tokens), 0, func(p int, logits []float32) error {
-			d, err := eval.Divergence(s.logits[i][p*vocab:(p+1)*vocab], logits)
-			sum, n = sum+d, n+1
+		err = s.blocks.Predict(x, length, 0, func(p int, logits []float32) error {
+			want, err := s.logits.Get(i*length + p)
+			if err != nil {
+				return err
+			}
+			d, err := eval.Divergence(want, logits)
+			sum += d
 			return err
 		})
 		if err != nil {
 			return 0, err
 		}
 	}
-	return sum / float64(max(n, 1)), nil
+	return sum / float64(s.tokens()), nil
 }

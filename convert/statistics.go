@@ -114,7 +114,7 @@ func (s *Statistics) Describe() string {
 	return fmt.Sprintf("importance alone (imatrix, %s form): codes rounded to nearest, scales and codebooks weighted by it; no GPTQ, no refinement", s.imatrix.Form)
 }
 
-// names of the statistics of a tensor in an imatrix: that of a tied embedding is the head's.
+// ggufNames are the names that a tensor may have in an imatrix: that of a tied embedding is the head's.
 func ggufNames(m *checkpoint.Model, t *checkpoint.Tensor) []string {
 	names := []string{t.GGUF}
 	if t.Name == headOf(m) && t.GGUF != "output.weight" {

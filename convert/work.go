@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
@@ -49,19 +50,9 @@ type journalLine struct {
 // tensor in it.
 func openWork(output, key string, size int64, place func(tensor string) (offset, n int64, ok bool)) (*work, error) {
 	w := &work{dir: output + workSuffix, done: make(map[string]outcome)}
-	if err := os.MkdirAll(w.dir, 0o777); err != nil {
-		return nil, err
-	}
 	var err error
-	if w.lock, err = os.OpenFile(filepath.Join(w.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o666); err != nil {
+	if w.lock, err = lockFolder(w.dir); err != nil {
 		return nil, err
-	}
-	if err := unix.Flock(int(w.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = w.lock.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%s: another qtool is at work on this output", w.dir)
-		}
-		return nil, fmt.Errorf("lock %s: %w", w.dir, err)
 	}
 	if err := w.open(key, size, place); err != nil {
 		err = errors.Join(err, w.close())
@@ -73,10 +64,32 @@ func openWork(output, key string, size int64, place func(tensor string) (offset,
 	return w, nil
 }
 
-// remove takes the folder away, as far as it can: what is left of it is found and discarded next time.
+// lockFolder makes a work folder where there is none, and keeps others out of it until the file that it gives is closed.
+func lockFolder(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = lock.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%s: another qtool is at work on this output", dir)
+		}
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	return lock, nil
+}
+
+// remove takes the folder away, as far as it can: what is left of it is found and discarded next time. Measurements stay, and the folder with them.
 func (w *work) remove() {
-	for _, name := range []string{"data", "journal", "lock"} {
-		_ = os.Remove(filepath.Join(w.dir, name))
+	entries, _ := os.ReadDir(w.dir)
+	for _, e := range entries {
+		if name := e.Name(); name == "data" || name == "journal" || name == "lock" || strings.HasPrefix(name, statesPrefix) {
+			_ = os.Remove(filepath.Join(w.dir, name))
+		}
 	}
 	_ = os.Remove(w.dir)
 }
@@ -93,12 +106,18 @@ func (w *work) open(key string, size int64, place func(string) (int64, int64, bo
 	if err != nil {
 		return err
 	}
-	lines, fresh, err := w.read(key)
+	var lines []journalLine
+	fresh, err := readJournal(w.journal, key, func(text []byte) {
+		var l journalLine
+		if json.Unmarshal(text, &l) == nil { // what a line that cannot be read was of is made again
+			lines = append(lines, l)
+		}
+	})
 	if err != nil {
 		return err
 	}
 	if fresh || info.Size() != size {
-		w.discarded = !fresh || w.discarded
+		w.discarded = info.Size() > 0
 		if err := w.begin(key, size); err != nil {
 			return err
 		}
@@ -112,26 +131,42 @@ func (w *work) open(key string, size int64, place func(string) (int64, int64, bo
 	return nil
 }
 
-// read gives the lines of a journal with this key, or reports that there is none.
-func (w *work) read(key string) (lines []journalLine, fresh bool, err error) {
-	r := bufio.NewReader(w.journal)
+// readJournal gives each line of a journal with this key to a function, or reports that it has another or none. A line that was torn at the
+// end is cut off, so that the next one begins at its own start.
+func readJournal(f *os.File, key string, each func(line []byte)) (fresh bool, err error) {
+	r := bufio.NewReader(f)
+	whole := int64(0)
 	for n := 0; ; n++ {
 		text, err := r.ReadBytes('\n')
 		if err == io.EOF {
-			return lines, n == 0, nil // what follows the last line break was torn
+			if len(text) > 0 {
+				return n == 0, f.Truncate(whole)
+			}
+			return n == 0, nil
 		}
 		if err != nil {
-			return nil, false, err
+			return false, err
 		}
-		var l journalLine
-		if json.Unmarshal(text, &l) != nil || n == 0 && l.Key != key {
-			w.discarded = n == 0
-			return lines, n == 0, nil
-		}
+		whole += int64(len(text))
 		if n > 0 {
-			lines = append(lines, l)
+			each(text)
+			continue
+		}
+		var first journalLine
+		if json.Unmarshal(text, &first) != nil || first.Key != key {
+			return true, nil
 		}
 	}
+}
+
+// appendJournal adds a line to a journal.
+func appendJournal(f *os.File, line any) error {
+	text, err := json.Marshal(line)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(text, '\n'))
+	return err
 }
 
 // begin starts the job from nothing.
@@ -192,14 +227,10 @@ func (w *work) finish(tensor string, o outcome) error {
 	return w.note(journalLine{Tensor: tensor, Digest: o.digest.String(), Source: o.source.String(), Clamped: o.clamped, Calibration: o.calibration})
 }
 
-func (w *work) note(l journalLine) error {
-	text, err := json.Marshal(l)
-	if err != nil {
-		return err
-	}
-	_, err = w.journal.Write(append(text, '\n'))
-	return err
-}
+func (w *work) note(l journalLine) error { return appendJournal(w.journal, l) }
+
+// sync makes what is finished last, and the journal of it.
+func (w *work) sync() error { return errors.Join(w.data.Sync(), w.journal.Sync()) }
 
 // commit makes the finished data the output and removes the folder.
 func (w *work) commit(output string) error {
@@ -209,6 +240,7 @@ func (w *work) commit(output string) error {
 	if err := atomicfile.Rename(w.data.Name(), output); err != nil {
 		return err
 	}
+	_ = os.Remove(filepath.Join(w.dir, measuredName))
 	w.remove()
 	return nil
 }

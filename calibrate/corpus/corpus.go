@@ -23,6 +23,9 @@ import (
 // ErrTooShort is what an error matches where the data do not fill one window.
 var ErrTooShort = errors.New("too little calibration data")
 
+// ErrNeedsTokenizer is what an error matches where the data are text and there is no tokenizer.
+var ErrNeedsTokenizer = errors.New("a text needs a tokenizer")
+
 // Kind says what a file holds.
 type Kind string
 
@@ -131,7 +134,7 @@ func (o *Options) complete(path string, tok *tokenizer.Tokenizer) error {
 			o.Vocab = tok.Size()
 		}
 	} else if o.Kind == Text || o.Kind == JSONLines {
-		return fmt.Errorf("calibration data %s: a text needs a tokenizer", path)
+		return fmt.Errorf("calibration data %s: %w", path, ErrNeedsTokenizer)
 	}
 	if o.Vocab < 1 {
 		return fmt.Errorf("calibration data %s: the size of the vocabulary is not known", path)

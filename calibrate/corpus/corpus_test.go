@@ -159,6 +159,12 @@ func TestRefuses(t *testing.T) {
 		{"bytes", "a.txt", "ab\xc3\xa4\xff", Options{Context: 8}, false, formats.ErrMalformed, "at byte 4: byte 0xff is not UTF-8"},
 		{"cut character", "a.txt", "ab\xc3", Options{Context: 8}, false, formats.ErrMalformed, "at byte 2: byte 0xc3 is not UTF-8"},
 		{"bytes in JSON", "a.jsonl", "[1]\n{\"text\":\"\xff\"}", Options{Context: 8}, false, formats.ErrMalformed, "at byte 13: line 2: JSON: byte 0xff is not UTF-8"},
+		{"zero byte", "a.txt", "ab\x00c", Options{Context: 2}, false, formats.ErrMalformed, "at byte 2: a byte of 0, which no text has: looks like a binary file"},
+		{"zero byte in JSON", "a.jsonl", "[1]\n\x00", Options{Context: 2}, false, formats.ErrMalformed, "at byte 4: a byte of 0, which no text has: looks like a binary file"},
+		{"UTF-16", "a.txt", "\xff\xfea\x00", Options{Context: 2}, false, formats.ErrMalformed, "byte order mark of UTF-16, expected UTF-8"},
+		{"UTF-16 in JSON", "a.jsonl", "\xfe\xff\x00[", Options{Context: 2}, false, formats.ErrMalformed, "byte order mark of UTF-16, expected UTF-8"},
+		{"mark and broken", "a.jsonl", "\ufeff[1, 2", Options{Context: 2}, false, formats.ErrMalformed, "at byte 8: line 1"},
+		{"mark later", "a.jsonl", "[1]\n\ufeff[1]", Options{Context: 2}, false, formats.ErrMalformed, "line 2"},
 		{"broken line", "a.jsonl", "{\"text\":\"a\"}\n\n{\"text\":", Options{Context: 2}, false, formats.ErrMalformed, "line 3: JSON: the text ends"},
 		{"JSON over lines", "a.json", "[\n1,2]", Options{Context: 2}, false, formats.ErrMalformed, "one JSON value a line"},
 		{"two values", "a.jsonl", "[1] [2]", Options{Context: 2}, false, formats.ErrMalformed, "line 1: JSON: more text"},
@@ -241,4 +247,14 @@ func FuzzLines(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestByteOrderMark: some editors put one before JSON in UTF-8; it changes nothing.
+func TestByteOrderMark(t *testing.T) {
+	const lines = "[1, 2, 3]\n[4]\n"
+	plain, err := Read(write(t, "a.jsonl", lines), nil, Options{Context: 2, Vocab: 9, BOS: -1})
+	require.NoError(t, err)
+	marked, err := Read(write(t, "b.jsonl", "\ufeff"+lines), nil, Options{Context: 2, Vocab: 9, BOS: -1})
+	require.NoError(t, err)
+	require.Equal(t, plain, marked)
 }

@@ -32,6 +32,9 @@ func (r *reader) text(f io.Reader, size int64) error {
 	if len(bytes.TrimSpace(data)) == 0 {
 		return fmt.Errorf("calibration text %s: %w: it is empty (%d bytes), one window needs %d tokens", r.path, ErrTooShort, len(data), r.o.Context)
 	}
+	if err := r.binary(data, 0); err != nil {
+		return err
+	}
 	if at := invalidAt(data); at >= 0 {
 		return formats.Malformed(r.path, "", "byte %#02x is not UTF-8", data[at]).At(int64(at)).WithHint("give plain text")
 	}
@@ -41,6 +44,20 @@ func (r *reader) text(f io.Reader, size int64) error {
 	}
 	return nil
 }
+
+// binary refuses what cannot be text in UTF-8 and says what it looks like; data begins at offset.
+func (r *reader) binary(data []byte, offset int64) error {
+	if offset == 0 && (bytes.HasPrefix(data, []byte{0xff, 0xfe}) || bytes.HasPrefix(data, []byte{0xfe, 0xff})) {
+		return formats.Malformed(r.path, "", "begins with the byte order mark of UTF-16, expected UTF-8").At(0).WithHint("save it as UTF-8")
+	}
+	if at := bytes.IndexByte(data, 0); at >= 0 {
+		return formats.Malformed(r.path, "", "a byte of 0, which no text has: looks like a binary file").At(offset + int64(at)).WithHint("give plain text")
+	}
+	return nil
+}
+
+// byteOrderMark may stand before JSON in UTF-8, where it means nothing (RFC 8259, section 8.1).
+var byteOrderMark = []byte("\ufeff")
 
 // encode appends the tokens of a document. It returns the first that is outside the vocabulary, -1 where there is none.
 func (r *reader) encode(text string) int32 {
@@ -79,8 +96,16 @@ func (r *reader) lines(f io.Reader) error {
 			}
 			return fmt.Errorf("calibration data: %w", err)
 		}
-		if len(bytes.TrimSpace(line)) > 0 {
-			if err := r.document(line, number, offset); err != nil {
+		text, start := line, offset
+		if number == 1 {
+			text = bytes.TrimPrefix(line, byteOrderMark)
+			start += int64(len(line) - len(text))
+		}
+		if len(bytes.TrimSpace(text)) > 0 {
+			if err := r.binary(text, start); err != nil {
+				return err
+			}
+			if err := r.document(text, number, start); err != nil {
 				return err
 			}
 		}
@@ -158,7 +183,7 @@ func (r *reader) document(line []byte, number int, offset int64) error {
 		return r.tokens(content, number, offset)
 	}
 	if r.tok == nil {
-		return fmt.Errorf("calibration data %s: a text needs a tokenizer", r.path)
+		return fmt.Errorf("calibration data %s: %w", r.path, ErrNeedsTokenizer)
 	}
 	text, err := content.Str()
 	if err != nil {

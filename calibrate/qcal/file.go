@@ -190,6 +190,7 @@ func (f *File) Read(in Input) (*Statistics, error) {
 		}
 	}
 	s := &Statistics{}
+	var counts []int64
 	err := mapped.Guard(func() error {
 		s.Count = readInts(data[in.Name+partCount])[0]
 		s.Squares = readDoubles(data[in.Name+partSquares])
@@ -199,13 +200,6 @@ func (f *File) Read(in Input) (*Statistics, error) {
 			s.Percentiles = append(s.Percentiles, all[p*in.Channels:(p+1)*in.Channels])
 		}
 		s.Hessian = readFloats(data[in.Name+partHessian])
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	var counts []int64
-	err = mapped.Guard(func() error {
 		counts = readInts(data[in.Name+partHistogram])
 		return nil
 	})

@@ -165,22 +165,6 @@ func (s *Statistics) Encode(w io.Writer, i int) error {
 	return fmt.Errorf("statistics have no part %d", i)
 }
 
-// MeanHessian gives the mean of x xᵀ, [n][n].
-func (s *Statistics) MeanHessian() []float32 {
-	n := len(s.Squares)
-	out := make([]float32, n*n)
-	f := float32(1 / float64(max(s.Count, 1)))
-	at := 0
-	for i := range n {
-		for j := i; j < n; j++ {
-			v := s.Hessian[at] * f
-			out[i*n+j], out[j*n+i] = v, v
-			at++
-		}
-	}
-	return out
-}
-
 // Magnitudes are the largest ones by channel.
 func (s *Statistics) Magnitudes() []float32 {
 	out := make([]float32, len(s.Max))

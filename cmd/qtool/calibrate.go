@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,18 +17,19 @@ import (
 
 // calibrateReport is what `qtool calibrate --json` prints. Keys may be added, none renamed.
 type calibrateReport struct {
-	Model     string   `json:"model"`
-	Output    string   `json:"output"`
-	SizeBytes int64    `json:"size_bytes"`
-	Data      string   `json:"data"`
-	Digest    string   `json:"data_digest"`
-	Context   int      `json:"context"`
-	Sequences int      `json:"sequences"`
-	Tokens    int      `json:"tokens"`
-	Inputs    int      `json:"inputs"`
-	Resumed   int      `json:"resumed"` // blocks
-	Seconds   float64  `json:"seconds"`
-	Warnings  []string `json:"warnings"`
+	Model     string      `json:"model"`
+	Output    string      `json:"output"`
+	SizeBytes int64       `json:"size_bytes"`
+	Data      string      `json:"data"`
+	Digest    string      `json:"data_digest"`
+	Context   int         `json:"context"`
+	Sequences int         `json:"sequences"`
+	Tokens    int         `json:"tokens"`
+	Found     *dataReport `json:"calibration_data"`
+	Inputs    int         `json:"inputs"`
+	Resumed   int         `json:"resumed"` // blocks
+	Seconds   float64     `json:"seconds"`
+	Warnings  []string    `json:"warnings"`
 }
 
 func newCalibrate() *cobra.Command {
@@ -74,7 +73,7 @@ instructions (QTOOL_CPU).`,
 				return err
 			}
 			if output == "" {
-				output = strings.TrimSuffix(filepath.Base(filepath.Clean(path)), filepath.Ext(path)) + ".qcal"
+				output = convert.StatisticsName(path)
 			}
 			report, err := calibrateModel(cmd.Context(), path, output, threads, &o, quiet)
 			if err != nil {
@@ -105,28 +104,28 @@ func calibrateModel(ctx context.Context, path, output string, threads int, o *da
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	s, err := o.sequences(m, o.context, o.samples)
+	s, data, err := o.sequences(m, contextFor(m, o.context), o.samples)
 	if err != nil {
 		return nil, err
 	}
 	progress, finish := lateProgress("calibrate", false, quiet)
 	r, err := convert.Collect(ctx, m, convert.CollectOptions{
-		Output: output, Threads: threads, Version: release, Data: s.Digest, Calibration: &convert.Calibration{Sequences: s.Windows, MaxMemory: o.maxMemory},
+		Output: output, Reads: []string{o.data}, Threads: threads, Version: release, Data: s.Digest, Calibration: &convert.Calibration{Sequences: s.Windows, MaxMemory: o.maxMemory},
 		Progress: progress,
 	})
 	finish()
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil, fmt.Errorf("%w; the same command goes on from here", err)
-		}
-		return nil, err
+		return nil, resumable(ctx, err)
 	}
 	if r.Discarded {
 		fmt.Fprintln(os.Stderr, "qtool: unfinished statistics of another model, data or context were discarded")
 	}
 	report = &calibrateReport{
-		Model: path, Output: output, SizeBytes: r.Bytes, Data: o.data, Digest: s.Digest.String(), Context: o.context, Sequences: len(s.Windows), Tokens: r.Tokens,
+		Model: path, Output: output, SizeBytes: r.Bytes, Data: o.data, Digest: s.Digest.String(), Context: data.Context, Sequences: len(s.Windows), Tokens: r.Tokens, Found: data,
 		Inputs: r.Inputs, Resumed: r.Resumed, Seconds: time.Since(start).Seconds(), Warnings: append([]string{}, m.Warnings()...),
+	}
+	if data.Note != "" {
+		report.Warnings = append(report.Warnings, data.Note)
 	}
 	if r.TooLong != "" {
 		report.Warnings = append(report.Warnings, r.TooLong)
@@ -135,7 +134,8 @@ func calibrateModel(ctx context.Context, path, output string, threads int, o *da
 }
 
 func printCalibrate(w io.Writer, r *calibrateReport) {
-	fmt.Fprintf(w, "%s: %s, inputs of %d kinds on %d sequences of %d tokens, in %s\n", r.Output, sizeText(r.SizeBytes), r.Inputs, r.Sequences, r.Context, durationText(r.Seconds))
+	fmt.Fprintf(w, "%s: %s, inputs of %d kinds, in %s\n", r.Output, sizeText(r.SizeBytes), r.Inputs, durationText(r.Seconds))
+	printData(w, r.Found)
 	if r.Resumed > 0 {
 		fmt.Fprintf(w, "  %d blocks were finished by an earlier run\n", r.Resumed)
 	}

@@ -53,6 +53,9 @@ func (o *calibrationOptions) addFlags(cmd *cobra.Command) {
 // apply puts what the flags say into a recipe. limit is a divergence that the result must keep, 0 for none: with calibration, and where no
 // scheme was named, it is a budget.
 func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit float64) error {
+	if cmd.Flags().Changed("target-bpw") && !(o.targetBits > 0) {
+		return usagef("--target-bpw %g: expected a positive number", o.targetBits)
+	}
 	budget := convert.Budget{BitsPerWeight: o.targetBits}
 	if o.targetSize != "" {
 		n, err := parseSize(o.targetSize)
@@ -86,14 +89,7 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		if budget.Set() || len(o.schemes) > 0 {
 			return usagef("mixed precision needs text to measure on: give --calib")
 		}
-		for _, flag := range []string{
-			"calib-context", "calib-samples", "calib-kind", "calib-field", "max-memory", "method", "refine", "damping", "in-order", "targets", "scaling", "activation-range",
-		} {
-			if cmd.Flags().Changed(flag) {
-				return usagef("--%s says how calibration is used: give --calib", flag)
-			}
-		}
-		return nil
+		return o.unused(cmd)
 	}
 	if !(o.damping >= 1e-6) || o.damping > 10 || o.refine < 0 || o.refine > 100 {
 		return usagef("expected a --damping from 0.000001 to 10, --refine from 0 to 100")
@@ -170,21 +166,31 @@ func (o *calibrationOptions) outputs(m quant.Method) (convert.Targets, error) {
 	return t, nil
 }
 
-// read reads the calibration data, and notes their digest in the recipe; nil where there are none.
-func (o *calibrationOptions) read(m *checkpoint.Model, r *convert.Recipe) (*convert.Calibration, error) {
-	if o.data == "" || o.source != convert.FromText {
-		return nil, nil
+// unused refuses flags that say how calibration is used, where there is none.
+func (o *calibrationOptions) unused(cmd *cobra.Command) error {
+	for _, flag := range append([]string{"method", "refine", "damping", "in-order", "targets", "scaling", "activation-range"}, textFlags...) {
+		if cmd.Flags().Changed(flag) {
+			return usagef("--%s says how calibration is used: give --calib", flag)
+		}
 	}
-	s, err := o.sequences(m, r.Context, r.Sequences)
+	return nil
+}
+
+// read reads the calibration data, and notes their digest in the recipe; nil where there are none.
+func (o *calibrationOptions) read(m *checkpoint.Model, r *convert.Recipe) (*convert.Calibration, *dataReport, error) {
+	if o.data == "" || o.source != convert.FromText {
+		return nil, nil, nil
+	}
+	s, report, err := o.sequences(m, r.Context, r.Sequences)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	found := s.Digest.String()
 	if r.Calibration != "" && r.Calibration != found {
-		return nil, fmt.Errorf("calibration data %s have digest %s, the recipe asks for those of %s", o.data, found, r.Calibration)
+		return nil, nil, fmt.Errorf("calibration data %s have digest %s, the recipe asks for those of %s", o.data, found, r.Calibration)
 	}
 	r.Calibration = found
-	return &convert.Calibration{Sequences: s.Windows, MaxMemory: o.maxMemory}, nil
+	return &convert.Calibration{Sequences: s.Windows, MaxMemory: o.maxMemory}, report, nil
 }
 
 // hasStatic reports whether a scheme of the recipe has static ranges of activations.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -112,8 +113,8 @@ func (o *evalOptions) request(cmd *cobra.Command) (eval.Request, error) {
 		return r, usagef("--min-top1 %s: expected a share from 0 to 1, or 0%% to 100%%", o.minTop1)
 	}
 	if cmd.Flags().Changed("max-kld") {
-		if !(o.maxKLD >= 0) {
-			return r, usagef("--max-kld %g: expected a divergence of 0 or more", o.maxKLD)
+		if !(o.maxKLD >= 0) || math.IsInf(o.maxKLD, 0) {
+			return r, usagef("--max-kld %g: expected a finite divergence of 0 or more", o.maxKLD)
 		}
 		r.Limits.MaxKLD = &o.maxKLD
 	}

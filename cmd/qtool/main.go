@@ -57,20 +57,34 @@ func run() int {
 	context.AfterFunc(ctx, stop)
 
 	root := newRoot()
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "qtool:", message(ctx, err))
 		var usage usageError
 		if errors.As(err, &usage) {
-			fmt.Fprintln(os.Stderr, "Run 'qtool --help', or a command with --help, for usage.")
+			fmt.Fprintf(os.Stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
 		}
 	}
 	return exitStatus(err)
 }
 
+// errResumable says of an interrupted job that it is not lost.
+var errResumable = errors.New("the same command goes on from here")
+
+// resumable marks the error of a job that was interrupted and can be taken up.
+func resumable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w; %w", err, errResumable)
+	}
+	return err
+}
+
 // message is what the user reads of an error.
 func message(ctx context.Context, err error) string {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		if errors.Is(err, errResumable) {
+			return "interrupted; " + errResumable.Error()
+		}
 		return "interrupted"
 	}
 	return err.Error()

@@ -23,6 +23,7 @@ type progress struct {
 	bytes bool
 	next  time.Time
 	start time.Time
+	base  int64 // units that were done at the start, by an earlier run
 }
 
 // newProgress starts the display of a job of total units, bytes or things counted one by one.
@@ -38,7 +39,7 @@ func newProgress(what string, total int64, bytes, quiet bool) *progress {
 	options := []progressbar.Option{
 		progressbar.OptionSetWriter(os.Stderr),
 		progressbar.OptionSetDescription(what),
-		progressbar.OptionSetPredictTime(true),
+		progressbar.OptionSetPredictTime(false), // it would count what an earlier run had done
 		progressbar.OptionSetElapsedTime(true),
 		progressbar.OptionThrottle(100 * time.Millisecond),
 		progressbar.OptionClearOnFinish(),
@@ -58,6 +59,7 @@ func lateProgress(what string, bytes, quiet bool) (report func(done, total int64
 	report = func(done, total int64, note string) {
 		if p == nil {
 			p = newProgress(what, total, bytes, quiet)
+			p.base = done
 		}
 		p.set(done, note)
 	}
@@ -72,9 +74,14 @@ func lateProgress(what string, bytes, quiet bool) (report func(done, total int64
 func (p *progress) set(done int64, note string) {
 	switch {
 	case p.bar != nil:
+		text := p.what
 		if note != "" {
-			p.bar.Describe(p.what + " " + note)
+			text += " " + note
 		}
+		if left := p.left(done, time.Since(p.start)); left != "" {
+			text += ", " + left
+		}
+		p.bar.Describe(text)
 		// The bar is display only: an error of the terminal is no reason to stop the work.
 		_ = p.bar.Set64(min(done, p.total))
 	case p.out != nil && time.Now().After(p.next):
@@ -83,15 +90,23 @@ func (p *progress) set(done int64, note string) {
 		if p.bytes {
 			line = fmt.Sprintf("%s: %s of %s", p.what, sizeText(done), sizeText(p.total))
 		}
-		if done > 0 && done < p.total {
-			left := time.Duration(float64(time.Since(p.start)) * float64(p.total-done) / float64(done))
-			line += fmt.Sprintf(", about %s left", left.Round(time.Second))
+		if left := p.left(done, time.Since(p.start)); left != "" {
+			line += ", " + left
 		}
 		if note != "" {
 			line += ", " + note
 		}
 		fmt.Fprintln(p.out, line)
 	}
+}
+
+// left says how long the rest will take at the pace of this run; nothing where that is not known yet.
+func (p *progress) left(done int64, passed time.Duration) string {
+	if done <= p.base || done >= p.total || passed < time.Second {
+		return ""
+	}
+	left := time.Duration(float64(passed) * float64(p.total-done) / float64(done-p.base))
+	return fmt.Sprintf("about %s left", left.Round(time.Second))
 }
 
 // finish removes the bar.

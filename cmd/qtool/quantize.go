@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +14,6 @@ import (
 	"qtool/convert"
 	"qtool/convert/quant"
 	"qtool/formats/checkpoint"
-	"qtool/formats/packed"
 	"qtool/runtime/eval"
 	"qtool/runtime/pool"
 )
@@ -41,36 +38,8 @@ type quantizeOptions struct {
 	dryRun, noEval   bool
 	strict           bool
 	asJSON, quiet    bool
-}
 
-// quantizeReport is what `qtool quantize --json` prints. Keys may be added, none renamed.
-type quantizeReport struct {
-	Plan          []planLine   `json:"plan"`
-	Output        string       `json:"output"`
-	SizeBytes     int64        `json:"size_bytes"`
-	BitsPerWeight float64      `json:"bits_per_weight"`
-	Seconds       float64      `json:"seconds"`
-	Resumed       int          `json:"resumed"`
-	Fallbacks     int          `json:"fallbacks"`
-	Calibrated    int          `json:"calibrated"` // tensors quantized by their inputs
-	Mixed         *mixedReport `json:"mixed,omitempty"`
-	// Statistics are what was quantized by in the place of a text.
-	Statistics *statisticsReport `json:"statistics,omitempty"`
-	Warnings   []string          `json:"warnings"`
-	Memory     int64             `json:"memory_bytes_expected"`
-	Expected   float64           `json:"seconds_expected"`
-	Eval       *eval.Report      `json:"eval"`
-}
-
-type planLine struct {
-	Tensor        string  `json:"tensor"`
-	Shape         []int   `json:"shape"`
-	Source        string  `json:"source"`
-	Scheme        string  `json:"scheme"`
-	BitsPerWeight float64 `json:"bits_per_weight"`
-	Reason        string  `json:"reason"`
-
-	Calibration *convert.CalibrationFigures `json:"calibration,omitempty"`
+	reads []string // files that the output must not be
 }
 
 func newQuantize() *cobra.Command {
@@ -126,103 +95,22 @@ level of instructions (QTOOL_CPU).`,
 	f.StringVar(&o.recipeFile, "recipe", "", "file with every choice that decides the bytes, in place of the flags for these: see --print-recipe")
 	f.BoolVar(&o.printRecipe, "print-recipe", false, "print the recipe that the flags stand for, as such a file, and stop")
 	f.StringArrayVar(&o.overrides, "tensor", nil, "PATTERN=SCHEME for tensors by name; * matches within dots, ** anything; the last match counts")
-	f.StringVarP(&o.output, "output", "o", "", "packed file to write (default: MODEL-w4.qpk in the current folder)")
+	f.StringVarP(&o.output, "output", "o", "", "packed file to write (default: MODEL-w4.qpk, or MODEL-4.25bpw.qpk, MODEL-mixed.qpk with a budget, in the current folder)")
 	f.BoolVar(&o.clamp, "clamp", false, "cut values beyond the range of a plain type instead of failing")
-	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and stop; only headers are read, but for a budget, which is measured")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and stop; only headers are read, but for a budget, which is measured and kept beside the output for the run itself")
 	f.BoolVar(&o.noEval, "no-eval", false, "do not measure the result")
-	f.BoolVar(&o.strict, "strict", false, "fail where the result is less than what was asked for: values clamped, warnings of the plan")
+	f.BoolVar(&o.strict, "strict", false, "fail where the result is less than what was asked for: values clamped, weights quantized twice, what calibration could not do")
 	f.BoolVar(&o.asJSON, "json", false, "print one JSON object")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "no progress")
 	return cmd
 }
 
-// calibratedDefaults are the schemes of --bits with calibration: of those of as many bits, half a bit for scales included, the ones of
-// least divergence.
-var calibratedDefaults = map[int]string{3: "w3g16nlk", 4: "w4g16nlk"}
-
-// recipe makes a recipe of the flags.
-func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
-	if o.recipeFile != "" {
-		return o.fromFile(cmd)
-	}
-	linear := packed.Scheme{Bits: o.bits, Group: o.group, Asym: o.asymmetric}
-	if o.group == 0 {
-		linear.Group = packed.DefaultGroup4
-		if o.bits == 8 {
-			linear.Group = packed.DefaultGroup8
-		}
-	}
-	name := linear.String()
-	if o.scheme != "" {
-		for _, flag := range []string{"bits", "group", "asymmetric"} {
-			if cmd.Flags().Changed(flag) {
-				return convert.Recipe{}, usagef("--scheme and --%s say the same thing: give one", flag)
-			}
-		}
-		name = o.scheme
-	} else if o.calibration.data != "" && calibratedDefaults[o.bits] != "" && o.group == 0 && !o.asymmetric {
-		name = calibratedDefaults[o.bits]
-	} else if err := linear.Validate(); err != nil {
-		return convert.Recipe{}, usageError{err}
-	}
-	r := convert.DefaultRecipe(convert.Choice(name))
-	if s, err := packed.ParseScheme(name); err == nil {
-		r.Linear = convert.Choice(s.String()) // one spelling: it is part of the file
-	}
-	r.Embeddings, r.Head, r.Rule, r.Clamp = convert.Choice(o.embeddings), convert.Choice(o.head), quant.Rule(o.rule), o.clamp
-	if rotation, err := convert.ParseRotation(o.rotation); err != nil {
-		return r, usagef("--rotate: %w", err)
-	} else if rotation != convert.NoRotation {
-		r.Rotation, r.RotationSeed = rotation, convert.RotationSeed
-	}
-	for _, s := range o.overrides {
-		over, err := convert.ParseOverride(s)
-		if err != nil {
-			return r, usagef("--tensor %w", err)
-		}
-		r.Overrides = append(r.Overrides, over)
-	}
-	if err := o.calibration.apply(cmd, &r, o.eval.maxKLD); err != nil {
-		return r, err
-	}
-	if err := r.Validate(); err != nil {
-		return r, usageError{err}
-	}
-	return r, nil
-}
-
-// fromFile reads the recipe of a file, beside which no flag may decide over bytes.
-func (o *quantizeOptions) fromFile(cmd *cobra.Command) (convert.Recipe, error) {
-	for _, flag := range []string{
-		"bits", "group", "asymmetric", "scheme", "embeddings", "head", "scale-rule", "rotate", "tensor", "clamp", "calib-context", "calib-samples", "method", "refine", "damping",
-		"in-order", "targets", "scaling", "activation-range", "target-bpw", "target-size", "mix",
-	} {
-		if cmd.Flags().Changed(flag) {
-			return convert.Recipe{}, usagef("--recipe and --%s say the same thing: give one", flag)
-		}
-	}
-	r, err := convert.ReadRecipe(o.recipeFile)
-	if err != nil {
-		return r, err
-	}
-	switch {
-	case r.Method != "" && o.calibration.data == "":
-		return r, usagef("the recipe %s is a calibrated one: give --calib", o.recipeFile)
-	case r.Method == "" && o.calibration.data != "":
-		return r, usagef("the recipe %s has no calibration: leave --calib out", o.recipeFile)
-	}
-	if err := o.calibration.detect(); err != nil {
-		return r, err
-	}
-	if o.calibration.source != r.Source {
-		return r, usagef("the recipe %s is for calibration by %s, %s is %s", o.recipeFile, sourceText(r.Source), o.calibration.data, sourceText(o.calibration.source))
-	}
-	return r, o.calibration.setMemory()
-}
-
 func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err error) {
 	recipe, err := o.recipe(cmd)
 	if err != nil {
+		return err
+	}
+	if err := o.settleContext(model, &recipe); err != nil {
 		return err
 	}
 	if o.printRecipe {
@@ -236,8 +124,14 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 	if err != nil {
 		return err
 	}
-	if request.Limits.Any() && (o.noEval || o.dryRun) {
-		return usagef("gates need the evaluation, which --no-eval and --dry-run leave out")
+	if o.noEval || o.dryRun {
+		gates := request.Limits
+		if o.recipeFile == "" && recipe.Budget != nil && recipe.Budget.Divergence > 0 {
+			gates.MaxKLD = nil // it has chosen the schemes; whether it is met is not asked
+		}
+		if gates.Any() {
+			return usagef("gates need the evaluation, which --no-eval and --dry-run leave out")
+		}
 	}
 	path, err := find(model)
 	if err != nil {
@@ -245,16 +139,21 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 	}
 	if !o.dryRun && !o.noEval {
 		// Quantizing may take hours: what the evaluation will read must be there first.
-		if _, err := eval.FindText(o.eval.data, path); err != nil {
+		text, err := eval.FindText(o.eval.data, path)
+		if err != nil {
 			return err
+		}
+		if !text.BuiltIn {
+			o.reads = append(o.reads, text.Name)
 		}
 	}
 	if ext := strings.ToLower(filepath.Ext(o.output)); ext == ".gguf" || ext == ".safetensors" {
 		return usagef("-o %s: quantize writes packed files (.qpk); convert makes %s of one", o.output, ext)
 	}
 	if o.output == "" {
-		o.output = convert.OutputName(path, recipe.Linear)
+		o.output = convert.OutputName(path, recipe)
 	}
+	o.reads = append(o.reads, o.eval.data, o.calibration.data, o.recipeFile)
 	report, err := quantizeModel(cmd.Context(), path, recipe, o)
 	if err != nil {
 		return err
@@ -282,15 +181,17 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 		fmt.Fprintln(cmd.OutOrStdout())
 		err = printReport(cmd.OutOrStdout(), report.Eval)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case o.strict && report.Fallbacks > 0:
-		return fmt.Errorf("--strict: %d times the result is less than what was asked for: %v", report.Fallbacks, report.Warnings)
-	case !met:
-		return errGate
 	}
-	return nil
+	var short, gate error
+	if o.strict && report.Fallbacks > 0 {
+		short = fmt.Errorf("--strict: %d times the result is less than what was asked for: %s", report.Fallbacks, strings.Join(report.shortfalls, "; "))
+	}
+	if !met {
+		gate = errGate
+	}
+	return errors.Join(short, gate)
 }
 
 // quantizeModel plans, and writes the packed file unless only the plan is wanted.
@@ -301,7 +202,17 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	calibration, err := o.calibration.read(m, &recipe)
+	if !o.dryRun {
+		if err := convert.CheckOutput(o.output, m, o.reads); err != nil {
+			return nil, err
+		}
+	}
+	if !o.dryRun && !o.noEval {
+		if _, err := tokenizerOf(m); err != nil {
+			return nil, fmt.Errorf("%w; without it the result cannot be measured: give --no-eval", err)
+		}
+	}
+	calibration, data, err := o.calibration.read(m, &recipe)
 	if err != nil {
 		return nil, err
 	}
@@ -322,11 +233,19 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	if err != nil {
 		return nil, err
 	}
-	report = &quantizeReport{
-		Mixed:  mixed,
-		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: plan.Memory(threads), Expected: plan.Seconds(threads),
-		Warnings: append(append([]string{}, plan.Model.Warnings()...), plan.Warnings...), Fallbacks: len(plan.Warnings),
+	job := convert.Options{
+		Output: o.output, Reads: o.reads, Threads: threads, Version: release, Calibration: calibration, Statistics: statistics,
 	}
+	expected := plan.Expect(job)
+	report = &quantizeReport{
+		Mixed: mixed, Data: data,
+		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: expected.Memory, Expected: expected.Seconds,
+		Warnings: append([]string{}, plan.Model.Warnings()...),
+	}
+	if data != nil && data.Note != "" {
+		report.Warnings = append(report.Warnings, data.Note)
+	}
+	report.fall(plan.Warnings...)
 	if statistics != nil {
 		report.Statistics = &statisticsReport{o.calibration.data, string(statistics.Source()), statistics.Digest().String(), statistics.Describe()}
 	}
@@ -339,25 +258,15 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 		return report, nil
 	}
 	progress, finish := lateProgress("quantize", false, o.quiet)
-	result, err := convert.Quantize(ctx, m, plan, convert.Options{
-		Output: o.output, Threads: threads, Version: release, Calibration: calibration, Statistics: statistics,
-		Progress: progress,
-	})
+	job.Progress = progress
+	result, err := convert.Quantize(ctx, m, plan, job)
 	finish()
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil, fmt.Errorf("%w; the same command goes on from here", err)
-		}
-		return nil, err
+		return nil, resumable(ctx, err)
 	}
 	report.SizeBytes, report.Resumed = result.Bytes, result.Resumed
 	report.Warnings = append(report.Warnings, result.Warnings...)
-	if result.Clamped > 0 {
-		report.Fallbacks++
-	}
-	shortfalls := result.Shortfalls()
-	report.Fallbacks += len(shortfalls)
-	report.Warnings = append(report.Warnings, shortfalls...)
+	report.fall(result.Shortfalls()...)
 	for i := range report.Plan {
 		if f, ok := result.Calibrated[report.Plan[i].Tensor]; ok {
 			report.Plan[i].Calibration = &f
@@ -367,48 +276,14 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	if calibration == nil && statistics == nil && plan.Quantizes() {
 		report.Warnings = append(report.Warnings, "not calibrated: weights were rounded to the nearest value that can be stored; --calib TEXT chooses them by what the layers compute, which cuts the divergence by about a third to a half")
 	}
+	if o.noEval && recipe.Budget != nil && recipe.Budget.Divergence > 0 {
+		report.Warnings = append(report.Warnings, "the divergence that the schemes were chosen for was not measured (--no-eval): each tensor's own was, on its own")
+	}
 	if result.Discarded {
 		fmt.Fprintln(os.Stderr, "qtool: an unfinished file of another plan or source was discarded")
 	}
 	report.Seconds = time.Since(start).Seconds()
 	return report, nil
-}
-
-// mixedReport says what mixed precision was chosen by.
-type mixedReport struct {
-	Predicted     float64               `json:"predicted_kld"`
-	Bound         float64               `json:"bound"`
-	Divergence    float64               `json:"divergence_limit,omitempty"` // where that is the budget, and the bound is of bytes
-	Tokens        int                   `json:"tokens"`
-	Sensitivities []convert.Sensitivity `json:"sensitivities"`
-}
-
-// printCalibrated says how quantizing by inputs went: the worst layers, and how many were less than asked for.
-func printCalibrated(w io.Writer, r *quantizeReport) {
-	if r.Calibrated == 0 {
-		return
-	}
-	var worst *planLine
-	for i, l := range r.Plan {
-		if l.Calibration != nil && (worst == nil || l.Calibration.Error > worst.Calibration.Error) {
-			worst = &r.Plan[i]
-		}
-	}
-	fmt.Fprintf(w, "  %d tensors quantized by their inputs, %d shortfalls; largest error of a layer's output %.2f %% (%s)\n",
-		r.Calibrated, r.Fallbacks, 100*math.Sqrt(worst.Calibration.Error), worst.Tensor)
-}
-
-// printMixed says what a choice by budget is expected to cost.
-func printMixed(w io.Writer, m *mixedReport) {
-	if m == nil {
-		return
-	}
-	bound := fmt.Sprintf("less than %.3g", m.Bound)
-	if m.Divergence > 0 {
-		bound = fmt.Sprintf("less than %s in these tensors within %.3g", sizeText(int64(m.Bound)), m.Divergence)
-	}
-	fmt.Fprintf(w, "  mixed by the divergence that each tensor's own quantization costs on %s tokens: %.3g nats together by rounding to nearest; no choice could have %s\n",
-		countText(int64(m.Tokens)), m.Predicted, bound)
 }
 
 // mix chooses schemes where the recipe has a budget.
@@ -417,84 +292,12 @@ func (o *quantizeOptions) mix(ctx context.Context, m *checkpoint.Model, r *conve
 		return nil, nil
 	}
 	progress, finish := lateProgress("measure sensitivity", false, o.quiet)
-	mixed, err := convert.Mix(ctx, m, r, convert.Options{Threads: threads, Calibration: c, Progress: progress})
+	mixed, err := convert.Mix(ctx, m, r, convert.Options{
+		Output: o.output, Reads: o.reads, Threads: threads, Version: release, Calibration: c, Progress: progress,
+	})
 	finish()
 	if err != nil {
-		return nil, err
+		return nil, resumable(ctx, err)
 	}
-	return &mixedReport{mixed.Predicted, mixed.Bound, r.Budget.Divergence, mixed.Tokens, mixed.Sensitivities}, nil
-}
-
-// printPlan prints the decision for each tensor and what to expect.
-func printPlan(w io.Writer, r *quantizeReport) error {
-	t := newTable(w)
-	fmt.Fprintln(t, "tensor\tshape\tstored as\twill be\tbits per weight\twhy")
-	for _, l := range r.Plan {
-		fmt.Fprintf(t, "%s\t%v\t%s\t%s\t%.3f\t%s\n", l.Tensor, l.Shape, l.Source, l.Scheme, l.BitsPerWeight, l.Reason)
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	printMixed(w, r.Mixed)
-	printStatistics(w, r.Statistics)
-	fmt.Fprintf(w, "\n%s, %.3f bits per weight: %s on disk, about %s of memory, about %s\n", r.Output, r.BitsPerWeight,
-		sizeText(r.SizeBytes), sizeText(r.Memory), durationText(r.Expected))
-	printWarnings(w, r.Warnings)
-	return nil
-}
-
-// printQuantized prints what was written, scheme by scheme.
-func printQuantized(w io.Writer, r *quantizeReport) error {
-	type total struct {
-		tensors int
-		weights int64
-	}
-	totals := make(map[string]*total)
-	var order []string
-	for _, l := range r.Plan {
-		n := int64(1)
-		for _, d := range l.Shape {
-			n *= int64(d)
-		}
-		if totals[l.Scheme] == nil {
-			totals[l.Scheme] = &total{}
-			order = append(order, l.Scheme)
-		}
-		totals[l.Scheme].tensors++
-		totals[l.Scheme].weights += n
-	}
-	fmt.Fprintf(w, "%s: %s, %.3f bits per weight, in %s\n", r.Output, sizeText(r.SizeBytes), r.BitsPerWeight, durationText(r.Seconds))
-	t := newTable(w)
-	for _, name := range order {
-		fmt.Fprintf(t, "  %s\t%d tensors\t%s weights\n", name, totals[name].tensors, countText(totals[name].weights))
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	printMixed(w, r.Mixed)
-	printStatistics(w, r.Statistics)
-	printCalibrated(w, r)
-	if r.Resumed > 0 {
-		fmt.Fprintf(w, "  %d tensors were finished by an earlier run\n", r.Resumed)
-	}
-	printWarnings(w, r.Warnings)
-	return nil
-}
-
-func printWarnings(w io.Writer, warnings []string) {
-	for _, s := range warnings {
-		fmt.Fprintln(w, "note:", s)
-	}
-}
-
-// durationText gives seconds as a person reads them.
-func durationText(seconds float64) string {
-	d := time.Duration(seconds * float64(time.Second))
-	switch {
-	case d < 10*time.Second:
-		return fmt.Sprintf("%.1f s", seconds)
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%.0f s", seconds)
-	}
-	return d.Round(time.Second).String()
+	return &mixedReport{mixed.Predicted, mixed.Bound, r.Budget.Divergence, mixed.Tokens, mixed.Resumed, mixed.Sensitivities}, nil
 }

@@ -55,12 +55,23 @@ func (o *calibrationOptions) detect() error {
 	return nil
 }
 
-// checkSource refuses flags that a file of statistics leaves nothing to do for, and sets those that it decides.
-func (o *calibrationOptions) checkSource(cmd *cobra.Command) error {
-	for _, flag := range []string{"calib-kind", "calib-field", "calib-context", "calib-samples", "max-memory"} {
+// textFlags say how a text is read and run on.
+var textFlags = []string{"calib-kind", "calib-field", "calib-context", "calib-samples", "max-memory"}
+
+// unusedText refuses flags that say how a text is read, where there is a file of statistics.
+func (o *calibrationOptions) unusedText(cmd *cobra.Command) error {
+	for _, flag := range textFlags {
 		if cmd.Flags().Changed(flag) {
 			return usagef("--%s says how a text is read: %s is %s", flag, o.data, sourceText(o.source))
 		}
+	}
+	return nil
+}
+
+// checkSource refuses flags that a file of statistics leaves nothing to do for, and sets those that it decides.
+func (o *calibrationOptions) checkSource(cmd *cobra.Command) error {
+	if err := o.unusedText(cmd); err != nil {
+		return err
 	}
 	if o.source != convert.FromImatrix {
 		return nil

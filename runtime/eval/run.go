@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -53,7 +52,7 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 
 	var base *loaded
 	var baseline Session
-	dirs := []string{folder(r.Model)}
+	models := []string{r.Model}
 	if r.Baseline != "" {
 		base, err = load(r.Baseline, llama.Options{Threads: r.Threads, CPUs: r.CPUs, NUMA: r.NUMA, Activations: llama.ActivationsF32})
 		if err != nil {
@@ -67,9 +66,9 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 		baseline = base.engine.NewSession(r.Rule.Context)
 		size, bits := base.source.Size()
 		report.BaselineSizeBytes, report.BaselineBitsPerWeight = &size, &bits
-		dirs = append(dirs, folder(r.Baseline))
+		models = append(models, r.Baseline)
 	}
-	text, err := FindText(r.Data, dirs...)
+	text, err := FindText(r.Data, models...)
 	if err != nil {
 		return nil, false, err
 	}
@@ -137,12 +136,4 @@ func load(path string, o llama.Options) (*loaded, error) {
 func (l *loaded) close() error {
 	l.engine.Close()
 	return l.source.Close()
-}
-
-// folder is where files that came with a model are.
-func folder(path string) string {
-	if isDir(path) {
-		return path
-	}
-	return filepath.Dir(path)
 }

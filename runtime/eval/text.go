@@ -30,14 +30,15 @@ const evalFile = "eval.txt"
 // maxText bounds a text file: far more than an evaluation can read in a day.
 const maxText = 1 << 30
 
-// FindText returns the text of path; when path is empty, the file eval.txt in the first of dirs
-// that has one; and else a short built-in text. A file that is empty or not UTF-8 is an error.
-func FindText(path string, dirs ...string) (*Text, error) {
+// FindText returns the text of path; when path is empty, the file eval.txt that came with the first of
+// the models that has one, in its folder or beside its file; and else a short built-in text. A file that
+// is empty or not UTF-8 is an error.
+func FindText(path string, models ...string) (*Text, error) {
 	if path != "" {
 		return readText(path)
 	}
-	for _, dir := range dirs {
-		t, err := readText(filepath.Join(dir, evalFile))
+	for _, model := range models {
+		t, err := readText(filepath.Join(folder(model), evalFile))
 		if err == nil || !errors.Is(err, fs.ErrNotExist) {
 			return t, err
 		}
@@ -64,6 +65,9 @@ func readText(path string) (*Text, error) {
 	if strings.TrimSpace(content) == "" {
 		return nil, fmt.Errorf("evaluation text %s: %w: it is empty", path, ErrTextTooShort)
 	}
+	if at := strings.IndexByte(content, 0); at >= 0 {
+		return nil, fmt.Errorf("evaluation text %s: byte %d is 0, which no text has: looks like a binary file; give plain text", path, at)
+	}
 	if !utf8.ValidString(content) {
 		return nil, fmt.Errorf("evaluation text %s: byte %d is not UTF-8; give plain text", path, invalidAt(content))
 	}
@@ -82,7 +86,10 @@ func invalidAt(s string) int {
 	return len(s)
 }
 
-func isDir(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.IsDir()
+// folder is where files that came with a model are.
+func folder(model string) string {
+	if info, err := os.Stat(model); err == nil && info.IsDir() {
+		return model
+	}
+	return filepath.Dir(model)
 }

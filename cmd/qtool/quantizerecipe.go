@@ -1,0 +1,117 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"qtool/convert"
+	"qtool/convert/quant"
+	"qtool/formats/checkpoint"
+	"qtool/formats/packed"
+)
+
+// calibratedDefaults are the schemes of --bits with calibration: of those of as many bits, half a bit for scales included, the ones of
+// least divergence.
+var calibratedDefaults = map[int]string{3: "w3g16nlk", 4: "w4g16nlk"}
+
+// recipe makes a recipe of the flags.
+func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
+	if o.recipeFile != "" {
+		return o.fromFile(cmd)
+	}
+	linear := packed.Scheme{Bits: o.bits, Group: o.group, Asym: o.asymmetric}
+	if o.group == 0 {
+		linear.Group = packed.DefaultGroup4
+		if o.bits == 8 {
+			linear.Group = packed.DefaultGroup8
+		}
+	}
+	name := linear.String()
+	if o.scheme != "" {
+		for _, flag := range []string{"bits", "group", "asymmetric"} {
+			if cmd.Flags().Changed(flag) {
+				return convert.Recipe{}, usagef("--scheme and --%s say the same thing: give one", flag)
+			}
+		}
+		name = o.scheme
+	} else if o.calibration.data != "" && calibratedDefaults[o.bits] != "" && o.group == 0 && !o.asymmetric {
+		name = calibratedDefaults[o.bits]
+	} else if err := linear.Validate(); err != nil {
+		return convert.Recipe{}, usageError{err}
+	}
+	r := convert.DefaultRecipe(convert.Choice(name))
+	if s, err := packed.ParseScheme(name); err == nil {
+		r.Linear = convert.Choice(s.String()) // one spelling: it is part of the file
+	}
+	r.Embeddings, r.Head, r.Rule, r.Clamp = convert.Choice(o.embeddings), convert.Choice(o.head), quant.Rule(o.rule), o.clamp
+	if rotation, err := convert.ParseRotation(o.rotation); err != nil {
+		return r, usagef("--rotate: %w", err)
+	} else if rotation != convert.NoRotation {
+		r.Rotation, r.RotationSeed = rotation, convert.RotationSeed
+	}
+	for _, s := range o.overrides {
+		over, err := convert.ParseOverride(s)
+		if err != nil {
+			return r, usagef("--tensor %w", err)
+		}
+		r.Overrides = append(r.Overrides, over)
+	}
+	if err := o.calibration.apply(cmd, &r, o.eval.maxKLD); err != nil {
+		return r, err
+	}
+	if err := r.Validate(); err != nil {
+		return r, usageError{err}
+	}
+	return r, nil
+}
+
+// fromFile reads the recipe of a file, beside which no flag may decide over bytes.
+func (o *quantizeOptions) fromFile(cmd *cobra.Command) (convert.Recipe, error) {
+	for _, flag := range []string{
+		"bits", "group", "asymmetric", "scheme", "embeddings", "head", "scale-rule", "rotate", "tensor", "clamp", "calib-context", "calib-samples", "method", "refine", "damping",
+		"in-order", "targets", "scaling", "activation-range", "target-bpw", "target-size", "mix",
+	} {
+		if cmd.Flags().Changed(flag) {
+			return convert.Recipe{}, usagef("--recipe and --%s say the same thing: give one", flag)
+		}
+	}
+	r, err := convert.ReadRecipe(o.recipeFile)
+	if err != nil {
+		return r, err
+	}
+	switch {
+	case r.Method != "" && o.calibration.data == "":
+		return r, usagef("the recipe %s is a calibrated one: give --calib", o.recipeFile)
+	case r.Method == "" && o.calibration.data != "":
+		return r, usagef("the recipe %s has no calibration: leave --calib out", o.recipeFile)
+	}
+	if r.Method == "" {
+		return r, o.calibration.unused(cmd)
+	}
+	if err := o.calibration.detect(); err != nil {
+		return r, err
+	}
+	if o.calibration.source != r.Source {
+		return r, usagef("the recipe %s is for calibration by %s, %s is %s", o.recipeFile, sourceText(r.Source), o.calibration.data, sourceText(o.calibration.source))
+	}
+	if r.Source != convert.FromText {
+		return r, o.calibration.unusedText(cmd)
+	}
+	return r, o.calibration.checkReading()
+}
+
+// settleContext puts the length of sequences that is right for the model into a recipe that is to have the default.
+func (o *quantizeOptions) settleContext(model string, r *convert.Recipe) error {
+	if o.calibration.data == "" || r.Source != convert.FromText || r.Context != 0 {
+		return nil
+	}
+	path, err := find(model)
+	if err != nil {
+		return err
+	}
+	m, err := checkpoint.Open(path)
+	if err != nil {
+		return err
+	}
+	r.Context = contextFor(m, 0)
+	return m.Close()
+}
