@@ -49,7 +49,8 @@ func panel4AVX2(p panelArgs) {
 	if !p.scheme.Asym {
 		bias = 8
 	}
-	panelsAVX2(p, p.q, avx2Panel4x1x1, avx2Panel4x1x2, avx2Panel4x4x1, factor, bias)
+	p, q := tilesAVX2(p, p.q, avx2Gather4, avx2Tile4, chunk4, factor, bias)
+	panelsAVX2(p, q, avx2Panel4x1x1, avx2Panel4x1x2, avx2Panel4x4x1, factor, bias)
 }
 
 func panel8AVX2(p panelArgs) {
@@ -75,7 +76,12 @@ func panelFineAVX2(p panelArgs) {
 	if p.scheme.Asym {
 		bias = -128
 	}
-	panelsAVX2(p, p.fine, avx2PanelFinex1x1, avx2PanelFinex1x2, avx2PanelFinex4x1, 1, bias)
+	loop := avx2TileFine
+	if !p.scheme.Asym {
+		loop = avx2TileFineSym
+	}
+	p, q := tilesAVX2(p, p.fine, avx2GatherFine, loop, chunkFine, 1, bias)
+	panelsAVX2(p, q, avx2PanelFinex1x1, avx2PanelFinex1x2, avx2PanelFinex4x1, 1, bias)
 }
 
 // panelsAVX2 takes tokens by fours, whose unpacked codes are shared, and for single tokens panels by

@@ -107,7 +107,7 @@ func TestFineSetsAgree(t *testing.T) {
 		for cols := 1; cols <= 32; cols++ {
 			for _, s := range fineSchemes {
 				m := randomMatrix(t, s, 19, cols, r, true)
-				x := make([][]float32, 7)
+				x := make([][]float32, 15)
 				for i := range x {
 					x[i] = make([]float32, cols)
 					for k := range x[i] {
@@ -149,8 +149,8 @@ func TestFineIsExact(t *testing.T) {
 					x[k] = -2047
 				}
 				want := float32(32 * -2047 * int64(int(code)+128-int(zero)))
-				for _, tokens := range []int{1, 4} {
-					for _, got := range mulFine(set, m, [][]float32{x, x, x, x, x}[:tokens+1], 1) {
+				for _, tokens := range []int{1, 4, 8} {
+					for _, got := range mulFine(set, m, [][]float32{x, x, x, x, x, x, x, x, x}[:tokens+1], 1) {
 						require.Equal(t, want, got, "%s: code %d, zero %d", set.Name, code, zero)
 					}
 				}
