@@ -61,6 +61,9 @@ func TestLoopsStayWithinTheirBuffers(t *testing.T) {
 					}
 					set.Quantize(&a, i, atPageEnd(t, x))
 				}
+				for i := range set.Tile(&a) {
+					set.Arrange(&a, i)
+				}
 				out := atPageEnd(t, make([]float32, tokens*rows))
 				set.MulPanels(out, rows, m, 0, m.PanelCount(), &a, 0, tokens)
 				if s.Bits == 8 && set.FineScratch(1, 1) == 0 {
@@ -69,6 +72,9 @@ func TestLoopsStayWithinTheirBuffers(t *testing.T) {
 					f.Q, f.Scale, f.Sum = atPageEnd(t, f.Q), atPageEnd(t, f.Scale), atPageEnd(t, f.Sum)
 					for i := range tokens {
 						set.QuantizeFine(&f, i, atPageEnd(t, randomVector(cols, r)), nil)
+					}
+					for i := range set.TileFine(&f) {
+						set.ArrangeFine(&f, i)
 					}
 					set.MulPanelsFine(atPageEnd(t, make([]float32, tokens*rows)), rows, m, 0, m.PanelCount(), &f, 0, tokens, nil)
 				}

@@ -29,6 +29,8 @@ type Set struct {
 	// quantizeFine and panelFine are the same for Fine, codes as int16; nil where the set keeps planes of int8.
 	quantizeFine func(q []int16, scale, sum, x []float32)
 	panelFine    func(p panelArgs)
+	// tiles is the number of tokens that panel4 and panelFine take at once where activations are arranged for it; 0: none.
+	tiles int
 	// panelTable multiplies panels whose codes stand for the entries of a table: see byTable.
 	panelTable func(p panelArgs)
 	// dense multiplies rows of float32 with tokens: see MulDense.
@@ -105,11 +107,13 @@ type Activations struct {
 	Q      []int8    // [Tokens][32·Blocks]
 	Scale  []float32 // [Tokens][Blocks]
 	Sum    []float32 // [Tokens][Blocks], sum of the block's codes
+
+	tiles tiling
 }
 
 // Resize makes room for tokens vectors of cols elements. Contents are undefined afterwards.
 func (a *Activations) Resize(tokens, cols int) {
-	a.Tokens, a.Cols, a.Blocks = tokens, cols, (cols+packed.Block-1)/packed.Block
+	a.Tokens, a.Cols, a.Blocks, a.tiles.tokens = tokens, cols, (cols+packed.Block-1)/packed.Block, 0
 	a.Q = grow(a.Q, tokens*a.Blocks*packed.Block)
 	a.Scale = grow(a.Scale, tokens*a.Blocks)
 	a.Sum = grow(a.Sum, tokens*a.Blocks)
@@ -163,6 +167,8 @@ type panelArgs struct {
 	fine       []int16 // in place of q, as in Fine
 	scale, sum []float32
 	tokens     int
+	tiles      tiling // of all tokens there are
+	first      int    // which of them is the first here
 
 	out    []float32 // out[token·stride + 8·panel + row] is set, row < 8
 	stride int
@@ -183,7 +189,7 @@ func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels in
 		scheme: m.Scheme, data: m.Panels(p, panels), panels: panels, cols: m.Cols,
 		q:     a.Q[first*b*packed.Block : (first+n)*b*packed.Block],
 		scale: a.Scale[first*b : (first+n)*b], sum: a.Sum[first*b : (first+n)*b],
-		tokens: n, out: out, stride: stride,
+		tokens: n, tiles: a.tiles, first: first, out: out, stride: stride,
 	}
 	loop := s.panel4
 	switch {
@@ -221,7 +227,7 @@ func (s *Set) mulPanels(loop func(panelArgs), args panelArgs, m packed.Matrix, p
 			one.q = args.q[t*b*packed.Block : (t+1)*b*packed.Block]
 		}
 		one.scale, one.sum = args.scale[t*b:(t+1)*b], args.sum[t*b:(t+1)*b]
-		one.tokens, one.out, one.stride = 1, all[:], packed.Panel
+		one.tokens, one.first, one.out, one.stride = 1, args.first+t, all[:], packed.Panel
 		loop(one)
 		copy(out[t*stride+done:t*stride+rest], all[:])
 	}

@@ -59,30 +59,20 @@ func avx2PanelFinex1x2(out *float32, outStride int, data *byte, panelStride int,
 //go:noescape
 func avx2PanelFinex4x1(out *float32, outStride int, data *byte, panelStride int, q *int16, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
 
-// avx2Gather4 lays blocks of 8 tokens side by side; strides are the bytes from token to token.
+// avx2Tile4 multiplies panels of 4-bit codes with 8 tokens, as arrange lays them, and sets out, or adds to what is there; results is memory of 8 vectors to work in. Strides are in bytes, group is in blocks.
 //
 //go:noescape
-func avx2Gather4(to *byte, q *int8, stride int, scale *float32, sum *float32, scaleStride int, blocks int)
+func avx2Tile4(out *float32, outStride int, data *byte, panelStride int, panels int, x *uint32, results *float32, blocks int, group int, add bool, asym bool, zeroFactor float32, zeroBias float32)
 
-// avx2GatherFine lays blocks of 8 tokens side by side; strides are the bytes from token to token.
+// avx2TileFine multiplies panels of 8-bit codes with 8 tokens, as arrange lays them, and sets out, or adds to what is there; results is memory of 8 vectors to work in. Strides are in bytes, group is in blocks.
 //
 //go:noescape
-func avx2GatherFine(to *byte, q *int16, stride int, scale *float32, sum *float32, scaleStride int, blocks int)
+func avx2TileFine(out *float32, outStride int, data *byte, panelStride int, panels int, x *uint32, results *float32, blocks int, group int, add bool, asym bool, zeroFactor float32, zeroBias float32)
 
-// avx2Tile4 multiplies panels of 4-bit codes with 8 tokens, as avx2Gather4 lays them, and sets out, or adds to what is there; results is memory of 8 vectors to work in. Strides are in bytes, group is in blocks.
+// avx2TileFineSym multiplies panels of 8-bit codes with 8 tokens, as arrange lays them, and sets out, or adds to what is there; results is memory of 8 vectors to work in. Strides are in bytes, group is in blocks.
 //
 //go:noescape
-func avx2Tile4(out *float32, outStride int, data *byte, panelStride int, panels int, x *byte, results *float32, blocks int, group int, add bool, asym bool, zeroFactor float32, zeroBias float32)
-
-// avx2TileFine multiplies panels of 8-bit codes with 8 tokens, as avx2GatherFine lays them, and sets out, or adds to what is there; results is memory of 8 vectors to work in. Strides are in bytes, group is in blocks.
-//
-//go:noescape
-func avx2TileFine(out *float32, outStride int, data *byte, panelStride int, panels int, x *byte, results *float32, blocks int, group int, add bool, asym bool, zeroFactor float32, zeroBias float32)
-
-// avx2TileFineSym multiplies panels of 8-bit codes with 8 tokens, as avx2GatherFine lays them, and sets out, or adds to what is there; results is memory of 8 vectors to work in. Strides are in bytes, group is in blocks.
-//
-//go:noescape
-func avx2TileFineSym(out *float32, outStride int, data *byte, panelStride int, panels int, x *byte, results *float32, blocks int, group int, add bool, asym bool, zeroFactor float32, zeroBias float32)
+func avx2TileFineSym(out *float32, outStride int, data *byte, panelStride int, panels int, x *uint32, results *float32, blocks int, group int, add bool, asym bool, zeroFactor float32, zeroBias float32)
 
 // avx512Panel4x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, group is in blocks.
 //

@@ -35,6 +35,16 @@ func TestTilesGiveTheBitsOfSingleTokens(t *testing.T) {
 						set.Quantize(&a, i, x)
 						set.QuantizeFine(&f, i, x, make([]float32, cols))
 					}
+					n := set.Tile(&a)
+					if set.Name == "avx2" {
+						require.Equal(t, (tokens+first)/8, n)
+					}
+					for i := range n {
+						set.Arrange(&a, i)
+					}
+					for i := range set.TileFine(&f) {
+						set.ArrangeFine(&f, i)
+					}
 					multiply := func(out []float32, from, n int) {
 						if s.Bits == 8 {
 							set.MulPanelsFine(out, stride, m, 0, m.PanelCount(), &f, from, n, make([]float32, set.FineScratch(m.PanelCount(), n)))
@@ -94,6 +104,9 @@ func TestPanelsAreExact(t *testing.T) {
 						sum += q
 					}
 					a.Scale[i], a.Sum[i] = 1, float32(sum)
+				}
+				for i := range set.Tile(&a) {
+					set.Arrange(&a, i)
 				}
 				out := make([]float32, tokens*packed.Panel)
 				set.MulPanels(out, packed.Panel, m, 0, 1, &a, 0, tokens)

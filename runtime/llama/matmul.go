@@ -4,6 +4,7 @@ import (
 	"qtool/formats"
 	"qtool/formats/checkpoint"
 	"qtool/formats/packed"
+	"qtool/runtime/kernel"
 )
 
 // Rows that one unit of work takes: enough that handing it out costs nothing beside it, few enough
@@ -56,11 +57,12 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 		s.tap = tap
 		return err
 	}
-	coarse, fine := false, false
+	coarse, fine, tiled := false, false, false
 	clear(e.counts)
 	for _, p := range products {
 		coarse = coarse || p.w.matrix != nil && !p.fine()
 		fine = fine || p.fine()
+		tiled = tiled || p.w.matrix != nil && kernel.Tiled(p.w.matrix.Scheme)
 		for i := range p.w.shares {
 			e.counts[i] += p.w.shares[i].units()
 		}
@@ -74,6 +76,12 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 	}
 	if coarse || fine {
 		e.pool.Run(tokens, s.steps.quantize)
+	}
+	if tiled {
+		e.pool.Run(e.kernels.Tile(&s.codes), s.steps.arrange)
+	}
+	if fine {
+		e.pool.Run(e.kernels.TileFine(&s.fine), s.steps.arrangeFine)
 	}
 	e.pool.RunParts(e.counts, s.steps.multiply)
 	return s.failed.take()
@@ -96,6 +104,10 @@ func (s *Session) quantizeRow(worker, t int) {
 		e.kernels.QuantizeFine(&s.fine, t, row, w.tile)
 	}
 }
+
+// arrangeTile and arrangeFineTile prepare a tile of tokens for packed matrices.
+func (s *Session) arrangeTile(_, tile int)     { s.engine.kernels.Arrange(&s.codes, tile) }
+func (s *Session) arrangeFineTile(_, tile int) { s.engine.kernels.ArrangeFine(&s.fine, tile) }
 
 // multiplyUnit does a unit of a part's shares in the job's products. What a unit is follows from the rows alone: so no
 // result depends on the number of threads or nodes.

@@ -45,8 +45,8 @@ type Session struct {
 
 // steps are the session's parallel loops: made once, since a function made for the pool is an allocation.
 type steps struct {
-	quantize, turn, place, join, activate func(worker, i int)
-	multiply, attend                      func(worker, part, i int)
+	quantize, arrange, arrangeFine, turn, place, join, activate func(worker, i int)
+	multiply, attend                                            func(worker, part, i int)
 }
 
 // NewSession starts a sequence of at most context tokens. Memory for keys and values is taken as
@@ -58,7 +58,8 @@ func (e *Engine) NewSession(context int) *Session {
 func (e *Engine) newSession(context int, c cache) *Session {
 	s := &Session{engine: e, context: context, cache: c}
 	s.steps = steps{
-		quantize: s.quantizeRow, turn: s.turnHeads, place: s.placeKeys, join: s.join, activate: s.activateRow,
+		quantize: s.quantizeRow, arrange: s.arrangeTile, arrangeFine: s.arrangeFineTile,
+		turn: s.turnHeads, place: s.placeKeys, join: s.join, activate: s.activateRow,
 		multiply: s.multiplyUnit, attend: s.attend,
 	}
 	return s

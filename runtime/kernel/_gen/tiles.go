@@ -23,84 +23,26 @@ const (
 
 // tiles writes the loops over tiles of tokens.
 func tiles() {
-	gather(codes4)
-	gather(codesFine)
 	tile(codes4, "", true)
 	tile(codesFine, "", true)
 	tile(codesFine, "Sym", false)
 }
 
-// tileBytes is the storage of a block of a tile's activations: codes token by token, their scales and their sums.
+// tileBytes is the storage of a block of a tile's activations: for each dword of codes those of all tokens, then a vector of
+// scales and one of sums.
 func (c codes) tileBytes() int { return tileTokens * (1<<c.shift + 8) }
 
-// gather lays the codes, scales and sums of a tile's tokens side by side, block after block. Rows of them are often a power of
-// two apart, where the first cache has no room for many: read as they are, tokens would displace each other.
-func gather(c codes) {
-	name := "avx2Gather" + c.name
-	function(name, "func(to *byte, q *"+c.activation+", stride int, scale, sum *float32, scaleStride, blocks int)",
-		name+" lays blocks of 8 tokens side by side; strides are the bytes from token to token.")
-	to := Load(Param("to"), GP64())
-	q, stride := Load(Param("q"), GP64()), Load(Param("stride"), GP64())
-	scale, sum, scaleStride := Load(Param("scale"), GP64()), Load(Param("sum"), GP64()), Load(Param("scaleStride"), GP64())
-	n := Load(Param("blocks"), GP64())
-	// A register for each of the first and the fifth token, with strides of one and three.
-	three, scaleThree := GP64(), GP64()
-	LEAQ(Mem{Base: stride, Index: stride, Scale: 2}, three)
-	LEAQ(Mem{Base: scaleStride, Index: scaleStride, Scale: 2}, scaleThree)
-	fifth := func(base, stride reg.Register) reg.GPVirtual {
-		r := GP64()
-		LEAQ(Mem{Base: base, Index: stride, Scale: 4}, r)
-		return r
-	}
-	near := func(base, stride, three reg.Register, t, disp int) Mem {
-		m := Mem{Base: base, Disp: disp}
-		switch t {
-		case 1, 2:
-			m.Index, m.Scale = stride, uint8(t)
-		case 3:
-			m.Index, m.Scale = three, 1
-		}
-		return m
-	}
-	label := "gather" + c.name
-	Label(label)
-	size := 1 << c.shift
-	v := YMM()
-	for half, base := range []reg.Register{q, fifth(q, stride)} {
-		for t := range 4 {
-			for i := 0; i < size; i += 32 {
-				VMOVDQU(near(base, stride, three, t, i), v)
-				VMOVDQU(v, at(to, (4*half+t)*size+i))
-			}
-		}
-	}
-	x := XMM()
-	for i, from := range []reg.Register{scale, sum} {
-		for half, base := range []reg.Register{from, fifth(from, scaleStride)} {
-			VMOVSS(near(base, scaleStride, scaleThree, 0, 0), x)
-			for t := 1; t < 4; t++ {
-				VINSERTPS(Imm(uint64(t<<4)), near(base, scaleStride, scaleThree, t, 0), x, x)
-			}
-			VMOVUPS(x, at(to, tileTokens*size+32*i+16*half))
-		}
-	}
-	ADDQ(U32(uint32(c.tileBytes())), to)
-	ADDQ(U32(uint32(size)), q)
-	ADDQ(Imm(4), scale)
-	ADDQ(Imm(4), sum)
-	DECQ(n)
-	JNE(LabelRef(label))
-	VZEROUPPER()
-	RET()
-}
+// middle is where the register for a tile's activations points to within a block: more of them are near it, for which
+// addresses are shorter.
+const middle = 128
 
 // tile multiplies some columns of neighbouring panels with a tile's tokens. What it computes for a token and a row, and in
 // which order, is what panels does for a single token. zeros is whether there are zero points.
 func tile(c codes, suffix string, zeros bool) {
 	name := "avx2Tile" + c.name + suffix
-	TEXT(name, attr.NOSPLIT, "func(out *float32, outStride int, data *byte, panelStride, panels int, x *byte, results *float32, blocks, group int, add, asym bool, zeroFactor, zeroBias float32)")
+	TEXT(name, attr.NOSPLIT, "func(out *float32, outStride int, data *byte, panelStride, panels int, x *uint32, results *float32, blocks, group int, add, asym bool, zeroFactor, zeroBias float32)")
 	Pragma("noescape")
-	Doc(name + " multiplies panels of " + c.doc + " with 8 tokens, as avx2Gather" + c.name + " lays them, and sets out, or adds to what is there; results is memory of 8 vectors to work in. Strides are in bytes, group is in blocks.")
+	Doc(name + " multiplies panels of " + c.doc + " with 8 tokens, as arrange lays them, and sets out, or adds to what is there; results is memory of 8 vectors to work in. Strides are in bytes, group is in blocks.")
 	out, outStride := Load(Param("out"), GP64()), Load(Param("outStride"), GP64())
 	data, panels := Load(Param("data"), GP64()), Load(Param("panels"), GP64())
 	results := Load(Param("results"), GP64())
@@ -143,6 +85,7 @@ func tile(c codes, suffix string, zeros bool) {
 	Label(label("start"))
 	MOVQ(data, w)
 	Load(Param("x"), x)
+	ADDQ(U32(middle), x)
 	Load(Param("blocks"), blocks)
 
 	Label(label("group"))
@@ -189,10 +132,10 @@ func tile(c codes, suffix string, zeros bool) {
 		VCVTDQ2PS(d, d)
 		size := tileTokens << c.shift
 		if zeros {
-			VBROADCASTSS(at(x, size+4*tileTokens+4*t), f)
+			VBROADCASTSS(at(x, size+32+4*t-middle), f)
 			VFNMADD231PS(f, zero, d)
 		}
-		VBROADCASTSS(at(x, size+4*t), f)
+		VBROADCASTSS(at(x, size+4*t-middle), f)
 		VMULPS(f, s, f)
 		if t < heldTokens {
 			VFMADD231PS(d, f, held[t])
@@ -237,7 +180,7 @@ func tile4(dots, work []reg.VecVirtual, w, x reg.Register) {
 		VPAND(mask, high, high)
 		for i, codes := range []reg.VecVirtual{low, high} {
 			for t, d := range dots {
-				VPBROADCASTD(at(x, block*t+16*i+4*v), product)
+				VPBROADCASTD(at(x, 32*(4*i+v)+4*t-middle), product)
 				if v+i == 0 {
 					VPMADDUBSW(product, codes, d)
 					continue
@@ -259,7 +202,7 @@ func tileFine(dots, work []reg.VecVirtual, w, x reg.Register) {
 		VPSRAW(Imm(8), even, even)
 		for i, codes := range []reg.VecVirtual{even, odd} {
 			for t, d := range dots {
-				VPBROADCASTD(at(x, 2*block*t+8*v+4*i), product)
+				VPBROADCASTD(at(x, 32*(2*v+i)+4*t-middle), product)
 				if v+i == 0 {
 					VPMADDWD(product, codes, d)
 					continue
