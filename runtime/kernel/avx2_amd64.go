@@ -15,7 +15,7 @@ func machineSets() []*Set {
 		return nil
 	}
 	avx2 := Set{
-		Name: "avx2", tiles: tilesAVX2, quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2, panelTable: tableAVX2,
+		Name: "avx2", tiles: true, quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2, panelTable: tableAVX2,
 		quantizeFine: quantizeFineAVX2, panelFine: panelFineAVX2,
 		dense: denseAVX2, dot: dotAVX2, axpy: axpyAVX2, exp: expAVX2,
 		decodeF16: decodeF16AVX2, decodeBF16: decodeBF16AVX2,
@@ -27,7 +27,7 @@ func machineSets() []*Set {
 	}
 	avx512 := avx2
 	avx512.Name, avx512.panel4, avx512.panel8, avx512.dense = "avx512", panel4AVX512, panel8AVX512, denseAVX512
-	avx512.tiles = 0
+	avx512.tiles = false
 	avx512.quantizeFine, avx512.panelFine = nil, nil // two products of int8 in one instruction each are faster
 	return []*Set{&avx2, &avx512}
 }
@@ -85,15 +85,16 @@ func panelsAVX2[T any](p panelArgs, q []T, tiles tileKind, one, two, four panelL
 		panelGeneric(p) // sums of nothing
 		return
 	}
-	if tiles.loop == nil || p.tiles.tokens == 0 {
+	if tiles.loop == nil || !p.tiles.valid {
 		tokensAVX2(p, q, 0, p.tokens, one, two, four, factor, bias)
 		return
 	}
+	tile := newTile(p, tiles)
+	defer tile.done()
 	for t := 0; t < p.tokens; {
-		after := tilesAVX2 - (p.first+t)%tilesAVX2 // tokens up to the next tile
-		end := min(t+after, p.tokens)
-		if end-t == tilesAVX2 {
-			tileAVX2(p, t, tiles, factor, bias)
+		end := min(t+tileTokens-(p.first+t)%tileTokens, p.tokens) // where the next tile begins
+		if end-t == tileTokens {
+			tile.multiply(p, t, factor, bias)
 		} else {
 			tokensAVX2(p, q, t, end, one, two, four, factor, bias)
 		}

@@ -32,7 +32,7 @@ func (s *Set) wide() bool { return s.panelFine != nil }
 
 // ResizeFine makes room for tokens vectors of cols elements. Contents are undefined afterwards.
 func (s *Set) ResizeFine(f *Fine, tokens, cols int) {
-	f.Tokens, f.Cols, f.Blocks, f.tiles.tokens = tokens, cols, (cols+packed.Block-1)/packed.Block, 0
+	f.Tokens, f.Cols, f.Blocks, f.tiles.valid = tokens, cols, (cols+packed.Block-1)/packed.Block, false
 	if !s.wide() {
 		f.first.Resize(tokens, cols)
 		f.rest.Resize(tokens, cols)

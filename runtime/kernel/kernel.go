@@ -29,8 +29,8 @@ type Set struct {
 	// quantizeFine and panelFine are the same for Fine, codes as int16; nil where the set keeps planes of int8.
 	quantizeFine func(q []int16, scale, sum, x []float32)
 	panelFine    func(p panelArgs)
-	// tiles is the number of tokens that panel4 and panelFine take at once where activations are arranged for it; 0: none.
-	tiles int
+	// tiles is whether panel4 and panelFine take tiles of tokens, where activations are arranged in them.
+	tiles bool
 	// panelTable multiplies panels whose codes stand for the entries of a table: see byTable.
 	panelTable func(p panelArgs)
 	// dense multiplies rows of float32 with tokens: see MulDense.
@@ -113,7 +113,7 @@ type Activations struct {
 
 // Resize makes room for tokens vectors of cols elements. Contents are undefined afterwards.
 func (a *Activations) Resize(tokens, cols int) {
-	a.Tokens, a.Cols, a.Blocks, a.tiles.tokens = tokens, cols, (cols+packed.Block-1)/packed.Block, 0
+	a.Tokens, a.Cols, a.Blocks, a.tiles.valid = tokens, cols, (cols+packed.Block-1)/packed.Block, false
 	a.Q = grow(a.Q, tokens*a.Blocks*packed.Block)
 	a.Scale = grow(a.Scale, tokens*a.Blocks)
 	a.Sum = grow(a.Sum, tokens*a.Blocks)

@@ -8,18 +8,12 @@ import (
 	"qtool/formats/packed"
 )
 
-// tilesAVX2 is the number of tokens of a tile with AVX2.
-const tilesAVX2 = 8
-
 // Blocks of columns that are multiplied before the next, a multiple of every group: the activations of a tile then stay in the
 // first cache while panels pass by.
 const (
 	chunk4    = 64
 	chunkFine = 32
 )
-
-// tileResults are places for what the loops of tiles have no registers for, kept as tails are.
-var tileResults = sync.Pool{New: func() any { return new([tilesAVX2 * packed.Panel]float32) }}
 
 // tileKind is the loop of tiles for a kind of activations, the number of dwords of a token's block of them, and how many blocks of
 // columns to take at once.
@@ -28,15 +22,36 @@ type tileKind struct {
 	words, chunk int
 }
 
-// tileAVX2 multiplies panels with the tile whose first token is t.
-func tileAVX2(p panelArgs, t int, kind tileKind, factor, bias float32) {
-	results := tileResults.Get().(*[tilesAVX2 * packed.Panel]float32)
-	defer tileResults.Put(results)
-	blocks := (p.cols + packed.Block - 1) / packed.Block
-	x := p.tiles.data[(p.first+t)*blocks*(kind.words+2):]
-	stride, group := p.scheme.PanelBytes(p.cols), p.scheme.Group/packed.Block
-	for from := 0; from < blocks; from += kind.chunk {
-		kind.loop(&p.out[t*p.stride], 4*p.stride, &p.data[p.scheme.PanelBytes(from*packed.Block)], stride, p.panels,
-			&x[from*tilesAVX2*(kind.words+2)], &results[0], min(kind.chunk, blocks-from), group, from > 0, p.scheme.Asym, factor, bias)
+// tileWork is places for what the loops of tiles have no registers for.
+type tileWork [tileTokens * packed.Panel]float32
+
+// tileWorks are kept as tails are.
+var tileWorks = sync.Pool{New: func() any { return new(tileWork) }}
+
+// tileLoop is a loop of tiles at work.
+type tileLoop struct {
+	tileKind
+	work           *tileWork
+	blocks, group  int
+	panel, columns int // bytes of a panel, and of it those of a chunk
+}
+
+// newTile prepares for tiles of p.
+func newTile(p panelArgs, kind tileKind) tileLoop {
+	return tileLoop{
+		tileKind: kind, work: tileWorks.Get().(*tileWork),
+		blocks: (p.cols + packed.Block - 1) / packed.Block, group: p.scheme.Group / packed.Block,
+		panel: p.scheme.PanelBytes(p.cols), columns: p.scheme.PanelBytes(kind.chunk * packed.Block),
+	}
+}
+
+func (l *tileLoop) done() { tileWorks.Put(l.work) }
+
+// multiply multiplies panels with the tile whose first token is t.
+func (l *tileLoop) multiply(p panelArgs, t int, factor, bias float32) {
+	x, data := p.tiles.data[(p.first+t)*l.blocks*(l.words+2):], p.data
+	for from := 0; from < l.blocks; from += l.chunk {
+		l.loop(&p.out[t*p.stride], 4*p.stride, &data[from/l.chunk*l.columns], l.panel, p.panels,
+			&x[from*tileTokens*(l.words+2)], &l.work[0], min(l.chunk, l.blocks-from), l.group, from > 0, p.scheme.Asym, factor, bias)
 	}
 }
