@@ -112,6 +112,7 @@ func TestAttentionStaysWithinItsBuffers(t *testing.T) {
 			edges(t, &set.I8, n, dim, r)
 			x, y := atPageEnd(t, randomVector(n, r)), atPageEnd(t, randomVector(n, r))
 			set.Multiply(x, y)
+			set.SiLU(atPageEnd(t, make([]float32, n)), x, y)
 			set.Greatest(x)
 			set.EncodeF16(atPageEnd(t, make([]uint16, n)), x)
 		}

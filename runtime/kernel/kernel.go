@@ -47,6 +47,7 @@ type Set struct {
 	F16 Vectors[uint16]
 	I8  Vectors[int8]
 
+	gate      func(e, gate, up []float32)
 	multiply  func(x, y []float32)
 	greatest  func(x []float32) float32
 	encodeF16 func(dst []uint16, src []float32)
@@ -70,7 +71,7 @@ func Generic() *Set {
 		dense: denseGeneric, dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,
 		decodeF16: half.DecodeF16, decodeBF16: half.DecodeBF16,
 		F32: vectorsGeneric(widenF32), F16: vectorsGeneric(widenF16), I8: vectorsGeneric(widenI8),
-		multiply: multiplyGeneric, greatest: greatestGeneric, encodeF16: encodeF16Generic,
+		gate: gateGeneric, multiply: multiplyGeneric, greatest: greatestGeneric, encodeF16: encodeF16Generic,
 		largest: largestGeneric, encode: encodeGeneric, fit: fitGeneric, loss: lossGeneric,
 	}
 }
@@ -250,6 +251,16 @@ func (s *Set) Axpy(a float32, x, y []float32) { s.axpy(a, x, y[:len(x)]) }
 
 // Exp replaces each x by exp(x − shift), of which the difference must be finite, and returns the sum.
 func (s *Set) Exp(x []float32, shift float32) (sum float32) { return s.exp(x, shift) }
+
+// SiLU sets dst to gate/(1 + exp(−gate))·up, all of the same length.
+func (s *Set) SiLU(dst, gate, up []float32) {
+	gate, up = gate[:len(dst)], up[:len(dst)]
+	for i, g := range gate {
+		dst[i] = -g
+	}
+	s.exp(dst, 0)
+	s.gate(dst, gate, up)
+}
 
 // Softmax replaces x, of at least one finite element, by their exponentials, scaled to add up to one.
 func (s *Set) Softmax(x []float32) {

@@ -284,6 +284,11 @@ func avx2MixI8x4(out *float32, factors *float32, p *float32, stride int, dim int
 //go:noescape
 func avx2Multiply(x *float32, y *float32, n int)
 
+// avx2Gate replaces n elements of e, a multiple of 8 that is not 0, by gate/(1 + e)·up.
+//
+//go:noescape
+func avx2Gate(e *float32, gate *float32, up *float32, n int)
+
 // avx2Greatest gives the greatest of n elements, a multiple of 8 that is not 0.
 //
 //go:noescape

@@ -8972,6 +8972,29 @@ multiplyStep:
 	VZEROUPPER
 	RET
 
+// func avx2Gate(e *float32, gate *float32, up *float32, n int)
+// Requires: AVX
+TEXT ·avx2Gate(SB), NOSPLIT, $0-32
+	MOVQ    e+0(FP), AX
+	MOVQ    gate+8(FP), CX
+	MOVQ    up+16(FP), DX
+	MOVQ    n+24(FP), BX
+	VMOVUPS expTerm7<>+0(SB), Y0
+
+gateStep:
+	VADDPS  (AX), Y0, Y2
+	VMOVUPS (CX), Y1
+	VDIVPS  Y2, Y1, Y1
+	VMULPS  (DX), Y1, Y1
+	VMOVUPS Y1, (AX)
+	ADDQ    $0x20, AX
+	ADDQ    $0x20, CX
+	ADDQ    $0x20, DX
+	SUBQ    $0x08, BX
+	JNE     gateStep
+	VZEROUPPER
+	RET
+
 // func avx2Greatest(x *float32, n int) float32
 // Requires: AVX, SSE
 TEXT ·avx2Greatest(SB), NOSPLIT, $0-20
