@@ -107,6 +107,12 @@ func multiplyGeneric(x, y []float32) {
 	}
 }
 
+func gateGeneric(e, gate, up []float32) {
+	for i, v := range e {
+		e[i] = float32(gate[i]/(1+v)) * up[i]
+	}
+}
+
 func greatestGeneric(x []float32) float32 {
 	most := x[0]
 	for _, v := range x {

@@ -14,7 +14,7 @@ func attentionAVX2(s *Set) {
 	s.F32 = vectorsAVX2(avx2ScoresF32x1, avx2ScoresF32x4, avx2MixF32x1, avx2MixF32x4)
 	s.F16 = vectorsAVX2(avx2ScoresF16x1, avx2ScoresF16x4, avx2MixF16x1, avx2MixF16x4)
 	s.I8 = vectorsAVX2(avx2ScoresI8x1, avx2ScoresI8x4, avx2MixI8x1, avx2MixI8x4)
-	s.multiply, s.greatest, s.encodeF16 = multiplyAVX2, greatestAVX2, encodeF16AVX2
+	s.gate, s.multiply, s.greatest, s.encodeF16 = gateAVX2, multiplyAVX2, greatestAVX2, encodeF16AVX2
 }
 
 func vectorsAVX2[T float32 | uint16 | int8](scores scoresLoop[T], scores4 scores4Loop[T], mix, mix4 mixLoop[T]) Vectors[T] {
@@ -58,6 +58,14 @@ func multiplyAVX2(x, y []float32) {
 		avx2Multiply(&x[0], &y[0], whole)
 	}
 	multiplyGeneric(x[whole:], y[whole:])
+}
+
+func gateAVX2(e, gate, up []float32) {
+	whole := len(e) &^ 7
+	if whole > 0 {
+		avx2Gate(&e[0], &gate[0], &up[0], whole)
+	}
+	gateGeneric(e[whole:], gate[whole:], up[whole:])
 }
 
 func greatestAVX2(x []float32) float32 {

@@ -15,7 +15,7 @@ func machineSets() []*Set {
 		return nil
 	}
 	avx2 := Set{
-		Name: "avx2", quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2, panelTable: tableAVX2,
+		Name: "avx2", tiles: true, quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2, panelTable: tableAVX2,
 		quantizeFine: quantizeFineAVX2, panelFine: panelFineAVX2,
 		foreign: foreignAVX2, halve: halveAVX2,
 		dense: denseAVX2, dot: dotAVX2, axpy: axpyAVX2, exp: expAVX2,
@@ -28,6 +28,7 @@ func machineSets() []*Set {
 	}
 	avx512 := avx2
 	avx512.Name, avx512.panel4, avx512.panel8, avx512.dense = "avx512", panel4AVX512, panel8AVX512, denseAVX512
+	avx512.tiles = false
 	avx512.quantizeFine, avx512.panelFine = nil, nil // two products of int8 in one instruction each are faster
 	return []*Set{&avx2, &avx512}
 }
@@ -50,7 +51,7 @@ func panel4AVX2(p panelArgs) {
 	if !p.scheme.Asym {
 		bias = 8
 	}
-	panelsAVX2(p, p.q, avx2Panel4x1x1, avx2Panel4x1x2, avx2Panel4x4x1, factor, bias)
+	panelsAVX2(p, p.q, tileKind{avx2Tile4, packed.Block / 4, chunk4}, avx2Panel4x1x1, avx2Panel4x1x2, avx2Panel4x4x1, factor, bias)
 }
 
 func panel8AVX2(p panelArgs) {
@@ -58,7 +59,7 @@ func panel8AVX2(p panelArgs) {
 	if p.scheme.Asym {
 		bias = -128
 	}
-	panelsAVX2(p, p.q, avx2Panel8x1x1, avx2Panel8x1x2, avx2Panel8x4x1, 1, bias)
+	panelsAVX2(p, p.q, tileKind{}, avx2Panel8x1x1, avx2Panel8x1x2, avx2Panel8x4x1, 1, bias)
 }
 
 func quantizeFineAVX2(q []int16, scale, sum, x []float32) {
@@ -72,24 +73,42 @@ func quantizeFineAVX2(q []int16, scale, sum, x []float32) {
 }
 
 func panelFineAVX2(p panelArgs) {
-	bias := float32(0)
+	bias, tiles := float32(0), tileKind{avx2TileFineSym, packed.Block / 2, chunkFine}
 	if p.scheme.Asym {
-		bias = -128
+		bias, tiles.loop = -128, avx2TileFine
 	}
-	panelsAVX2(p, p.fine, avx2PanelFinex1x1, avx2PanelFinex1x2, avx2PanelFinex4x1, 1, bias)
+	panelsAVX2(p, p.fine, tiles, avx2PanelFinex1x1, avx2PanelFinex1x2, avx2PanelFinex4x1, 1, bias)
 }
 
-// panelsAVX2 takes tokens by fours, whose unpacked codes are shared, and for single tokens panels by
-// twos, which share the activations.
-func panelsAVX2[T any](p panelArgs, q []T, one, two, four panelLoop[T], factor, bias float32) {
-	blocks := (p.cols + packed.Block - 1) / packed.Block
-	if blocks == 0 {
+// panelsAVX2 takes whole tiles of tokens where they are arranged and there is a loop for them, and the other tokens by tokensAVX2.
+func panelsAVX2[T any](p panelArgs, q []T, tiles tileKind, one, two, four panelLoop[T], factor, bias float32) {
+	if p.cols == 0 {
 		panelGeneric(p) // sums of nothing
 		return
 	}
+	if tiles.loop == nil || !p.tiles.valid {
+		tokensAVX2(p, q, 0, p.tokens, one, two, four, factor, bias)
+		return
+	}
+	tile := newTile(p, tiles)
+	defer tile.done()
+	for t := 0; t < p.tokens; {
+		end := min(t+tileTokens-(p.first+t)%tileTokens, p.tokens) // where the next tile begins
+		if end-t == tileTokens {
+			tile.multiply(p, t, factor, bias)
+		} else {
+			tokensAVX2(p, q, t, end, one, two, four, factor, bias)
+		}
+		t = end
+	}
+}
+
+// tokensAVX2 takes the tokens t … end-1 by fours, whose unpacked codes are shared, and single tokens with panels by twos, which
+// share the activations.
+func tokensAVX2[T any](p panelArgs, q []T, t, end int, one, two, four panelLoop[T], factor, bias float32) {
+	blocks := (p.cols + packed.Block - 1) / packed.Block
 	stride, group := p.scheme.PanelBytes(p.cols), p.scheme.Group/packed.Block
-	t := 0
-	for ; t+4 <= p.tokens; t += 4 {
+	for ; t+4 <= end; t += 4 {
 		for i := range p.panels {
 			four(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*stride], stride,
 				&q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], blocks, group, p.scheme.Asym, factor, bias)
@@ -98,7 +117,7 @@ func panelsAVX2[T any](p panelArgs, q []T, one, two, four panelLoop[T], factor, 
 	// Two streams, each of neighbouring panels: memory gives more than by one, and the end of one is not the start of
 	// the other, which would be asked for in advance once more.
 	half := p.panels / 2
-	for ; t < p.tokens; t++ {
+	for ; t < end; t++ {
 		for i := 0; i < p.panels; i++ {
 			loop := two
 			switch {

@@ -43,7 +43,8 @@ func TestLoopsStayWithinTheirBuffers(t *testing.T) {
 		for cols := 1; cols <= 300; cols += 1 + cols/40 {
 			for _, s := range []packed.Scheme{{Bits: 4, Group: 64}, {Bits: 8, Group: 32, Asym: true}, {Bits: 8, Group: 128}, {Bits: 4, Group: 32, Asym: true},
 				{Bits: 4, Group: 32, Codebook: true}, {Bits: 4, Group: 16, Codebook: true, TwoLevel: true}, {Bits: 3, Group: 32, TwoLevel: true}} {
-				const rows, tokens = 19, 6
+				const rows = 19
+				tokens := []int{6, 13}[cols%2]
 				m := randomMatrix(t, s, rows, cols, r, true)
 				// The padding at the end of a matrix may be read: cut it off.
 				n := m.PanelCount() * s.PanelBytes(cols)
@@ -61,6 +62,9 @@ func TestLoopsStayWithinTheirBuffers(t *testing.T) {
 					}
 					set.Quantize(&a, i, atPageEnd(t, x))
 				}
+				for i := range set.Tile(&a) {
+					set.Arrange(&a, i)
+				}
 				out := atPageEnd(t, make([]float32, tokens*rows))
 				set.MulPanels(out, rows, m, 0, m.PanelCount(), &a, 0, tokens)
 				if s.Bits == 8 && set.FineScratch(1, 1) == 0 {
@@ -69,6 +73,9 @@ func TestLoopsStayWithinTheirBuffers(t *testing.T) {
 					f.Q, f.Scale, f.Sum = atPageEnd(t, f.Q), atPageEnd(t, f.Scale), atPageEnd(t, f.Sum)
 					for i := range tokens {
 						set.QuantizeFine(&f, i, atPageEnd(t, randomVector(cols, r)), nil)
+					}
+					for i := range set.TileFine(&f) {
+						set.ArrangeFine(&f, i)
 					}
 					set.MulPanelsFine(atPageEnd(t, make([]float32, tokens*rows)), rows, m, 0, m.PanelCount(), &f, 0, tokens, nil)
 				}
@@ -106,6 +113,7 @@ func TestAttentionStaysWithinItsBuffers(t *testing.T) {
 			edges(t, &set.I8, n, dim, r)
 			x, y := atPageEnd(t, randomVector(n, r)), atPageEnd(t, randomVector(n, r))
 			set.Multiply(x, y)
+			set.SiLU(atPageEnd(t, make([]float32, n)), x, y)
 			set.Greatest(x)
 			set.EncodeF16(atPageEnd(t, make([]uint16, n)), x)
 		}

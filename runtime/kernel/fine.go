@@ -23,6 +23,7 @@ type Fine struct {
 	Scale  []float32 // [Tokens][Blocks]
 	Sum    []float32 // [Tokens][Blocks], sum of the block's codes
 
+	tiles       tiling
 	first, rest Activations // the planes
 }
 
@@ -31,7 +32,7 @@ func (s *Set) wide() bool { return s.panelFine != nil }
 
 // ResizeFine makes room for tokens vectors of cols elements. Contents are undefined afterwards.
 func (s *Set) ResizeFine(f *Fine, tokens, cols int) {
-	f.Tokens, f.Cols, f.Blocks = tokens, cols, (cols+packed.Block-1)/packed.Block
+	f.Tokens, f.Cols, f.Blocks, f.tiles.valid = tokens, cols, (cols+packed.Block-1)/packed.Block, false
 	if !s.wide() {
 		f.first.Resize(tokens, cols)
 		f.rest.Resize(tokens, cols)
@@ -90,7 +91,7 @@ func (s *Set) MulPanelsFine(out []float32, stride int, m packed.Matrix, p, panel
 			scheme: m.Scheme, data: m.Panels(p, panels), panels: panels, cols: m.Cols,
 			fine:  f.Q[first*b*packed.Block : (first+n)*b*packed.Block],
 			scale: f.Scale[first*b : (first+n)*b], sum: f.Sum[first*b : (first+n)*b],
-			tokens: n, out: out, stride: stride,
+			tokens: n, tiles: f.tiles, first: first, out: out, stride: stride,
 		}, m, p)
 		return
 	}

@@ -3,6 +3,7 @@ package kernel_test
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,6 +20,9 @@ func mulFine(set *kernel.Set, m packed.Matrix, x [][]float32, step int) []float3
 	set.ResizeFine(&f, len(x), m.Cols)
 	for i := range x {
 		set.QuantizeFine(&f, i, x[i], make([]float32, m.Cols))
+	}
+	for i := range set.TileFine(&f) {
+		set.ArrangeFine(&f, i)
 	}
 	tokens := len(x) - 1
 	out := make([]float32, tokens*m.Rows)
@@ -107,7 +111,7 @@ func TestFineSetsAgree(t *testing.T) {
 		for cols := 1; cols <= 32; cols++ {
 			for _, s := range fineSchemes {
 				m := randomMatrix(t, s, 19, cols, r, true)
-				x := make([][]float32, 7)
+				x := make([][]float32, 17)
 				for i := range x {
 					x[i] = make([]float32, cols)
 					for k := range x[i] {
@@ -149,8 +153,8 @@ func TestFineIsExact(t *testing.T) {
 					x[k] = -2047
 				}
 				want := float32(32 * -2047 * int64(int(code)+128-int(zero)))
-				for _, tokens := range []int{1, 4} {
-					for _, got := range mulFine(set, m, [][]float32{x, x, x, x, x}[:tokens+1], 1) {
+				for _, tokens := range []int{1, 4, 16} {
+					for _, got := range mulFine(set, m, slices.Repeat([][]float32{x}, tokens+1), 1) {
 						require.Equal(t, want, got, "%s: code %d, zero %d", set.Name, code, zero)
 					}
 				}

@@ -29,6 +29,8 @@ type Set struct {
 	// quantizeFine and panelFine are the same for Fine, codes as int16; nil where the set keeps planes of int8.
 	quantizeFine func(q []int16, scale, sum, x []float32)
 	panelFine    func(p panelArgs)
+	// tiles is whether panel4 and panelFine take tiles of tokens, where activations are arranged in them.
+	tiles bool
 	// panelTable multiplies panels whose codes stand for the entries of a table: see byTable.
 	panelTable func(p panelArgs)
 	// foreign multiplies panels of a Foreign matrix with tokens, and halve sums codes for it.
@@ -48,6 +50,7 @@ type Set struct {
 	F16 Vectors[uint16]
 	I8  Vectors[int8]
 
+	gate      func(e, gate, up []float32)
 	multiply  func(x, y []float32)
 	greatest  func(x []float32) float32
 	encodeF16 func(dst []uint16, src []float32)
@@ -72,7 +75,7 @@ func Generic() *Set {
 		dense: denseGeneric, dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,
 		decodeF16: half.DecodeF16, decodeBF16: half.DecodeBF16,
 		F32: vectorsGeneric(widenF32), F16: vectorsGeneric(widenF16), I8: vectorsGeneric(widenI8),
-		multiply: multiplyGeneric, greatest: greatestGeneric, encodeF16: encodeF16Generic,
+		gate: gateGeneric, multiply: multiplyGeneric, greatest: greatestGeneric, encodeF16: encodeF16Generic,
 		largest: largestGeneric, encode: encodeGeneric, fit: fitGeneric, loss: lossGeneric,
 	}
 }
@@ -110,11 +113,13 @@ type Activations struct {
 	Scale  []float32 // [Tokens][Blocks]
 	Sum    []float32 // [Tokens][Blocks], sum of the block's codes
 	Halves []int16   // [Tokens][Blocks][2], sums of its halves, where ResizeHalves and Halve were called
+
+	tiles tiling
 }
 
 // Resize makes room for tokens vectors of cols elements. Contents are undefined afterwards.
 func (a *Activations) Resize(tokens, cols int) {
-	a.Tokens, a.Cols, a.Blocks = tokens, cols, (cols+packed.Block-1)/packed.Block
+	a.Tokens, a.Cols, a.Blocks, a.tiles.valid = tokens, cols, (cols+packed.Block-1)/packed.Block, false
 	a.Q = grow(a.Q, tokens*a.Blocks*packed.Block)
 	a.Scale = grow(a.Scale, tokens*a.Blocks)
 	a.Sum = grow(a.Sum, tokens*a.Blocks)
@@ -168,6 +173,8 @@ type panelArgs struct {
 	fine       []int16 // in place of q, as in Fine
 	scale, sum []float32
 	tokens     int
+	tiles      tiling // of all tokens there are
+	first      int    // which of them is the first here
 
 	out    []float32 // out[token·stride + 8·panel + row] is set, row < 8
 	stride int
@@ -188,7 +195,7 @@ func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels in
 		scheme: m.Scheme, data: m.Panels(p, panels), panels: panels, cols: m.Cols,
 		q:     a.Q[first*b*packed.Block : (first+n)*b*packed.Block],
 		scale: a.Scale[first*b : (first+n)*b], sum: a.Sum[first*b : (first+n)*b],
-		tokens: n, out: out, stride: stride,
+		tokens: n, tiles: a.tiles, first: first, out: out, stride: stride,
 	}
 	loop := s.panel4
 	switch {
@@ -226,7 +233,7 @@ func (s *Set) mulPanels(loop func(panelArgs), args panelArgs, m packed.Matrix, p
 			one.q = args.q[t*b*packed.Block : (t+1)*b*packed.Block]
 		}
 		one.scale, one.sum = args.scale[t*b:(t+1)*b], args.sum[t*b:(t+1)*b]
-		one.tokens, one.out, one.stride = 1, all[:], packed.Panel
+		one.tokens, one.first, one.out, one.stride = 1, args.first+t, all[:], packed.Panel
 		loop(one)
 		copy(out[t*stride+done:t*stride+rest], all[:])
 	}
@@ -249,6 +256,16 @@ func (s *Set) Axpy(a float32, x, y []float32) { s.axpy(a, x, y[:len(x)]) }
 
 // Exp replaces each x by exp(x − shift), of which the difference must be finite, and returns the sum.
 func (s *Set) Exp(x []float32, shift float32) (sum float32) { return s.exp(x, shift) }
+
+// SiLU sets dst to gate/(1 + exp(−gate))·up, all of the same length.
+func (s *Set) SiLU(dst, gate, up []float32) {
+	gate, up = gate[:len(dst)], up[:len(dst)]
+	for i, g := range gate {
+		dst[i] = -g
+	}
+	s.exp(dst, 0)
+	s.gate(dst, gate, up)
+}
 
 // Softmax replaces x, of at least one finite element, by their exponentials, scaled to add up to one.
 func (s *Set) Softmax(x []float32) {

@@ -234,6 +234,27 @@ func TestExpAndSoftmax(t *testing.T) {
 	}
 }
 
+// TestSiLU: near the definition, also where the exponential is 0 or the greatest that there is, and nothing beyond is touched.
+func TestSiLU(t *testing.T) {
+	for _, set := range kernel.Available() {
+		r := rand.New(rand.NewPCG(17, 18))
+		for n := 1; n <= 100; n++ {
+			gate, up := randomVector(n, r), randomVector(n, r)
+			for i := range gate {
+				gate[i] *= []float32{1, 20, 400}[r.IntN(3)]
+			}
+			dst := make([]float32, n+1)
+			dst[n] = 7
+			set.SiLU(dst[:n], gate, up)
+			for i, g := range gate {
+				want := float64(g) / (1 + math.Exp(-float64(g))) * float64(up[i])
+				require.InDelta(t, want, dst[i], 1e-6*math.Abs(want)+1e-30, "%s: %g", set.Name, g)
+			}
+			require.Equal(t, float32(7), dst[n])
+		}
+	}
+}
+
 // TestQuantizersGiveTheSameBits: files must not depend on the machine.
 func TestQuantizersGiveTheSameBits(t *testing.T) {
 	generic := kernel.Generic()

@@ -59,6 +59,21 @@ func avx2PanelFinex1x2(out *float32, outStride int, data *byte, panelStride int,
 //go:noescape
 func avx2PanelFinex4x1(out *float32, outStride int, data *byte, panelStride int, q *int16, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
 
+// avx2Tile4 multiplies panels of 4-bit codes with 8 tokens, as arrange lays them, and sets out, or adds to what is there; results is memory of 8 vectors to work in. Strides are in bytes, group is in blocks.
+//
+//go:noescape
+func avx2Tile4(out *float32, outStride int, data *byte, panelStride int, panels int, x *uint32, results *float32, blocks int, group int, add bool, asym bool, zeroFactor float32, zeroBias float32)
+
+// avx2TileFine multiplies panels of 8-bit codes with 8 tokens, as arrange lays them, and sets out, or adds to what is there; results is memory of 8 vectors to work in. Strides are in bytes, group is in blocks.
+//
+//go:noescape
+func avx2TileFine(out *float32, outStride int, data *byte, panelStride int, panels int, x *uint32, results *float32, blocks int, group int, add bool, asym bool, zeroFactor float32, zeroBias float32)
+
+// avx2TileFineSym multiplies panels of 8-bit codes with 8 tokens, as arrange lays them, and sets out, or adds to what is there; results is memory of 8 vectors to work in. Strides are in bytes, group is in blocks.
+//
+//go:noescape
+func avx2TileFineSym(out *float32, outStride int, data *byte, panelStride int, panels int, x *uint32, results *float32, blocks int, group int, add bool, asym bool, zeroFactor float32, zeroBias float32)
+
 // avx512Panel4x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, group is in blocks.
 //
 //go:noescape
@@ -268,6 +283,11 @@ func avx2MixI8x4(out *float32, factors *float32, p *float32, stride int, dim int
 //
 //go:noescape
 func avx2Multiply(x *float32, y *float32, n int)
+
+// avx2Gate replaces n elements of e, a multiple of 8 that is not 0, by gate/(1 + e)·up.
+//
+//go:noescape
+func avx2Gate(e *float32, gate *float32, up *float32, n int)
 
 // avx2Greatest gives the greatest of n elements, a multiple of 8 that is not 0.
 //

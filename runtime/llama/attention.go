@@ -361,12 +361,6 @@ func activate(set *kernel.Set, a arch.Activation, dst, gate, up []float32) {
 			dst[i] = float32(0.5*x*(1+math.Tanh(c*(x+0.044715*x*x*x)))) * up[i]
 		}
 	default:
-		for i, g := range gate {
-			dst[i] = -g
-		}
-		set.Exp(dst, 0)
-		for i, g := range gate {
-			dst[i] = g / (1 + dst[i]) * up[i]
-		}
+		set.SiLU(dst, gate, up)
 	}
 }

@@ -128,7 +128,7 @@ func (b *Blocks) attention(layer, n int) error {
 	}
 	s.rotate()
 	s.planAttention()
-	return s.attention(layer, n)
+	return s.attention(layer, n, 0)
 }
 
 // HeadInput writes what the head is multiplied with, [n][Hidden], for hidden states x[n][Hidden] that have passed all blocks.

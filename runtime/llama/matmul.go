@@ -32,6 +32,7 @@ type job struct {
 	coarse, fine   bool    // codes that products need
 	rest           bool    // what the coarse ones leave, in a second plane
 	halves         bool    // sums of half blocks of codes
+	tiled          bool    // coarse codes are multiplied with several tokens at a time
 	limit          float32 // of activations, by calibration; 0 where they are scaled by what they are
 	products       []product
 }
@@ -70,6 +71,7 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 			j.fine = true
 		}
 		j.halves = j.halves || p.w.form != nil && p.w.form.Layout == kernel.Super6
+		j.tiled = j.tiled || j.coarse && p.w.matrix != nil && kernel.Tiled(p.w.matrix.Scheme)
 		for i := range p.w.shares {
 			e.counts[i] += p.w.shares[i].units()
 		}
@@ -77,6 +79,12 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 	s.resizeCodes(tokens, cols)
 	if j.coarse || j.fine {
 		e.pool.Run(tokens, s.steps.quantize)
+	}
+	if j.tiled {
+		e.pool.Run(e.kernels.Tile(&s.codes), s.steps.arrange)
+	}
+	if j.fine {
+		e.pool.Run(e.kernels.TileFine(&s.fine), s.steps.arrangeFine)
 	}
 	e.pool.RunParts(e.counts, s.steps.multiply)
 	return s.failed.take()
@@ -129,6 +137,10 @@ func (s *Session) quantizeRow(worker, t int) {
 		e.kernels.QuantizeFine(&s.fine, t, row, w.tile)
 	}
 }
+
+// arrangeTile and arrangeFineTile prepare a tile of tokens for packed matrices.
+func (s *Session) arrangeTile(_, tile int)     { s.engine.kernels.Arrange(&s.codes, tile) }
+func (s *Session) arrangeFineTile(_, tile int) { s.engine.kernels.ArrangeFine(&s.fine, tile) }
 
 // multiplyUnit does a unit of a part's shares in the job's products. What a unit is follows from the rows alone: so no
 // result depends on the number of threads or nodes.

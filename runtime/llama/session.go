@@ -28,6 +28,7 @@ type Session struct {
 	plans  []plan     // by window
 	layer  int
 	job    job // the products in work
+	norm   norm
 	steps  steps
 	failed failure
 
@@ -46,8 +47,8 @@ type Session struct {
 
 // steps are the session's parallel loops: made once, since a function made for the pool is an allocation.
 type steps struct {
-	quantize, turn, place, join, activate func(worker, i int)
-	multiply, attend                      func(worker, part, i int)
+	quantize, arrange, arrangeFine, turn, place, join, activate, normalize, add func(worker, i int)
+	multiply, attend                                                            func(worker, part, i int)
 }
 
 // NewSession starts a sequence of at most context tokens. Memory for keys and values is taken as
@@ -59,7 +60,8 @@ func (e *Engine) NewSession(context int) *Session {
 func (e *Engine) newSession(context int, c cache) *Session {
 	s := &Session{engine: e, context: context, cache: c}
 	s.steps = steps{
-		quantize: s.quantizeRow, turn: s.turnHeads, place: s.placeKeys, join: s.join, activate: s.activateRow,
+		quantize: s.quantizeRow, arrange: s.arrangeTile, arrangeFine: s.arrangeFineTile,
+		turn: s.turnHeads, place: s.placeKeys, join: s.join, activate: s.activateRow, normalize: s.normalizeRow, add: s.addRow,
 		multiply: s.multiplyUnit, attend: s.attend,
 	}
 	return s
@@ -139,23 +141,27 @@ func (s *Session) batches(tokens []int32, from int, visit func(i int, logits []f
 		for i := range part {
 			s.rows = append(s.rows, row{s, len(s.tokens) + i})
 		}
-		if err := s.layers(part); err != nil {
+		first := min(max(from-at, 0), len(part))
+		if visit == nil {
+			first = len(part)
+		}
+		if err := s.layers(part, first); err != nil {
 			return err
 		}
 		s.tokens = append(s.tokens, part...)
-		first := max(from-at, 0)
-		if first >= len(part) || visit == nil {
+		if first == len(part) {
 			continue
 		}
-		if err := s.predict(len(part), first, func(i int, logits []float32) error { return visit(at+i, logits) }); err != nil {
+		if err := s.predict(len(part)-first, 0, func(i int, logits []float32) error { return visit(at+first+i, logits) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// layers runs the layers on the tokens of s.rows, which leaves their hidden states in s.x.
-func (s *Session) layers(tokens []int32) error {
+// layers runs the layers on the tokens of s.rows, which leaves in s.x the hidden states of those from the first on: of the others
+// the last layer gives keys and values alone.
+func (s *Session) layers(tokens []int32, first int) error {
 	e, c := s.engine, s.engine.config
 	n := len(tokens)
 	s.x = room(s.x, n*c.Hidden)
@@ -165,10 +171,14 @@ func (s *Session) layers(tokens []int32) error {
 	s.rotate()
 	s.planAttention()
 	for i := range e.layers {
-		if err := s.attention(i, n); err != nil {
+		from := 0
+		if i == len(e.layers)-1 {
+			from = first
+		}
+		if err := s.attention(i, n, from); err != nil {
 			return err
 		}
-		if err := s.feedForward(&e.layers[i], n); err != nil {
+		if err := s.feedForward(&e.layers[i], n-from); err != nil {
 			return err
 		}
 	}
@@ -194,8 +204,8 @@ func (e *Engine) embed(dst []float32, tokens []int32) error {
 	return nil
 }
 
-// attention adds the attention block of layer i to the residual stream.
-func (s *Session) attention(i, n int) error {
+// attention adds the attention block of layer i to the residual stream, which goes on with the tokens from the given one on.
+func (s *Session) attention(i, n, from int) error {
 	e, c, l := s.engine, s.engine.config, &s.engine.layers[i]
 	s.normed = s.normalize(s.normed, s.x, l.attnNorm, n)
 	q, kv := c.QDim(), c.KVDim()
@@ -220,8 +230,15 @@ func (s *Session) attention(i, n int) error {
 	p := s.planOf(i)
 	e.pool.RunParts(p.counts, s.steps.attend)
 	e.pool.Run(len(p.joins), s.steps.join)
+	if from > 0 {
+		copy(s.x, s.x[from*c.Hidden:n*c.Hidden])
+		n -= from
+	}
+	if n == 0 {
+		return nil
+	}
 	s.added = room(s.added, n*c.Hidden)
-	if err := s.multiply(s.mixed, n, c.Hidden, product{&l.o, s.added}); err != nil {
+	if err := s.multiply(s.mixed[from*q:], n, c.Hidden, product{&l.o, s.added}); err != nil {
 		return err
 	}
 	s.add(l.postAttnNorm, n)
@@ -230,6 +247,9 @@ func (s *Session) attention(i, n int) error {
 
 // feedForward adds a feed-forward block to the residual stream.
 func (s *Session) feedForward(l *layer, n int) error {
+	if n == 0 {
+		return nil
+	}
 	e, c := s.engine, s.engine.config
 	s.normed = s.normalize(s.normed, s.x, l.ffnNorm, n)
 	width := c.Intermediate
@@ -265,9 +285,13 @@ func (s *Session) add(norm []float32, n int) {
 	if norm != nil {
 		s.added = s.normalize(s.added, s.added, norm, n)
 	}
-	for i, v := range s.added[:n*s.engine.config.Hidden] {
-		s.x[i] += v
-	}
+	s.engine.pool.Run(n, s.steps.add)
+}
+
+// addRow does it for a token.
+func (s *Session) addRow(_, t int) {
+	hidden := s.engine.config.Hidden
+	s.engine.kernels.Axpy(1, s.added[t*hidden:(t+1)*hidden], s.x[t*hidden:])
 }
 
 // predict gives the logits of the positions first … n-1 of the batch in s.x.
@@ -298,18 +322,37 @@ func (s *Session) predict(n, first int, visit func(i int, logits []float32) erro
 // epsilon, times w. dst may be x.
 func (s *Session) normalize(dst, x, w []float32, n int) []float32 {
 	dst = room(dst, n*len(w))
-	for t := range n {
-		rmsNorm(dst[t*len(w):(t+1)*len(w)], x[t*len(w):(t+1)*len(w)], w, s.engine.config.NormEps)
-	}
+	s.norm = norm{dst, x, w}
+	s.engine.pool.Run(n, s.steps.normalize)
 	return dst
 }
 
+// norm is a normalization in work.
+type norm struct{ dst, x, w []float32 }
+
+// normalizeRow does the normalization in work for a token.
+func (s *Session) normalizeRow(_, t int) {
+	n := len(s.norm.w)
+	rmsNorm(s.norm.dst[t*n:(t+1)*n], s.norm.x[t*n:(t+1)*n], s.norm.w, s.engine.config.NormEps)
+}
+
 func rmsNorm(dst, x, w []float32, eps float64) {
-	var sum float64
-	for _, v := range x {
-		sum += float64(v) * float64(v)
+	// Four sums, none of which has to wait for another.
+	var sums [4]float64
+	whole := len(x) &^ 3
+	for i := 0; i < whole; i += 4 {
+		v := (*[4]float32)(x[i:])
+		sums[0] += float64(v[0]) * float64(v[0])
+		sums[1] += float64(v[1]) * float64(v[1])
+		sums[2] += float64(v[2]) * float64(v[2])
+		sums[3] += float64(v[3]) * float64(v[3])
 	}
+	for _, v := range x[whole:] {
+		sums[0] += float64(v) * float64(v)
+	}
+	sum := (sums[0] + sums[1]) + (sums[2] + sums[3])
 	f := float32(1 / math.Sqrt(sum/float64(len(x))+eps))
+	dst, w = dst[:len(x)], w[:len(x)]
 	for i, v := range x {
 		dst[i] = v * f * w[i]
 	}

@@ -60,7 +60,7 @@ func (e *Engine) step(sessions []*Session, tokens []int32, visit func(i int, log
 		}
 		j.rows = append(j.rows, row{s, len(s.tokens)})
 	}
-	if err := j.layers(tokens); err != nil {
+	if err := j.layers(tokens, 0); err != nil {
 		return err
 	}
 	for i, s := range sessions {

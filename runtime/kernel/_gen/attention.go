@@ -33,6 +33,7 @@ func attentions() {
 		mix(e, 4, 2)
 	}
 	multiply()
+	gate()
 	greatest()
 	narrow()
 }
@@ -275,6 +276,28 @@ func multiply() {
 	ADDQ(Imm(32), y)
 	SUBQ(Imm(8), n)
 	JNE(LabelRef("multiplyStep"))
+	VZEROUPPER()
+	RET()
+}
+
+// gate divides by one more than an exponential, and multiplies.
+func gate() {
+	function("avx2Gate", "func(e, gate, up *float32, n int)", "avx2Gate replaces n elements of e, a multiple of 8 that is not 0, by gate/(1 + e)·up.")
+	e, g, up := Load(Param("e"), GP64()), Load(Param("gate"), GP64()), Load(Param("up"), GP64())
+	n := Load(Param("n"), GP64())
+	one, v, d := YMM(), YMM(), YMM()
+	VMOVUPS(expTerms[len(expTerms)-1], one)
+	Label("gateStep")
+	VADDPS(at(e, 0), one, d)
+	VMOVUPS(at(g, 0), v)
+	VDIVPS(d, v, v)
+	VMULPS(at(up, 0), v, v)
+	VMOVUPS(v, at(e, 0))
+	for _, p := range []reg.Register{e, g, up} {
+		ADDQ(Imm(32), p)
+	}
+	SUBQ(Imm(8), n)
+	JNE(LabelRef("gateStep"))
 	VZEROUPPER()
 	RET()
 }

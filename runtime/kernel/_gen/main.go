@@ -37,6 +37,7 @@ func main() {
 		panels(c, 1, 2)
 		panels(c, 4, 1)
 	}
+	tiles()
 	for _, bits := range []int{4, 8} {
 		panels512(bits, 1)
 		panels512(bits, 4)
