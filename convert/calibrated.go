@@ -70,6 +70,14 @@ func (c *Calibration) tooLong(m *checkpoint.Model) string {
 	return fmt.Sprintf("calibration sequences of %d tokens are longer than the %d that the model was made for: give --calib-context %d", len(c.Sequences[0]), most, most)
 }
 
+// single says that one sequence cannot tell what the source's outputs have in it by chance, where these are the targets.
+func (c *Calibration) single(r Recipe) string {
+	if c == nil || len(c.Sequences) > 1 || r.Targets != SourceOutputs {
+		return ""
+	}
+	return "one calibration sequence cannot tell chance from what layers have to make up for: they meet the outputs of their own weights; give more text"
+}
+
 // errSeen ends a block once the inputs of the layers at hand have been seen.
 var errSeen = errors.New("inputs seen")
 
@@ -129,7 +137,7 @@ func (q *quantization) calibrate(ctx context.Context) (err error) {
 
 func (c *calibrated) run(ctx context.Context) (err error) {
 	hidden, sequences := c.engine.Config().Hidden, c.options.Calibration.Sequences
-	c.states, err = calibrate.NewStates(len(sequences), c.length*hidden, c.options.Calibration.MaxMemory, filepath.Dir(c.options.Output))
+	c.states, err = calibrate.NewStates(len(sequences), c.length*hidden, c.stateMemory(), filepath.Dir(c.options.Output))
 	if err != nil {
 		return err
 	}
@@ -173,28 +181,6 @@ func (c *calibrated) run(ctx context.Context) (err error) {
 		}
 	}
 	return c.head(ctx)
-}
-
-// embedding quantizes the embedding. It has no inputs to calibrate on, unless it is the head too: then it is what the head makes of the text that
-// counts, and the hidden states that the head sees are those of the source, since all blocks come after.
-func (c *calibrated) embedding(ctx context.Context) error {
-	name := c.engine.EmbeddingName()
-	d := c.decisions[name]
-	_, done := c.work.done[name]
-	if done || name != c.blocks.Head() || d.Scheme == nil || d.Tensor.Packed() {
-		return c.plainly(ctx, name)
-	}
-	if err := c.options.Calibration.embed(c.blocks, c.states); err != nil {
-		return err
-	}
-	for layer := range c.blocks.Count() {
-		for _, half := range []llama.Half{llama.AttentionHalf, llama.FeedForwardHalf} {
-			if err := c.advance(ctx, layer, half); err != nil {
-				return err
-			}
-		}
-	}
-	return c.headMatrix(ctx, d)
 }
 
 // plainly quantizes one tensor without inputs, and lets it stand in the engine.
@@ -348,7 +334,20 @@ func (c *calibrated) collect(ctx context.Context, layer int, half llama.Half, co
 func (c *calibrated) fits(cols int) bool {
 	inputs := int64(len(c.options.Calibration.Sequences)) * int64(c.length)
 	most := c.options.Calibration.MaxMemory
-	return most == 0 || 4*inputs*int64(cols+c.engine.Config().Hidden) <= most
+	states := 1
+	if c.source != nil {
+		states = 2
+	}
+	return most == 0 || 4*inputs*int64(cols+states*c.engine.Config().Hidden) <= most
+}
+
+// stateMemory is what the hidden states may take: half of what is allowed, where those of the source are kept too.
+func (c *calibrated) stateMemory() int64 {
+	most := c.options.Calibration.MaxMemory
+	if c.plan.Recipe.Targets == SourceOutputs && most > 0 {
+		return max(most/2, 1)
+	}
+	return most
 }
 
 // keep takes down the inputs of one more sequence, in the place of older ones.
@@ -435,81 +434,6 @@ func (c *calibrated) matrix(ctx context.Context, d Decision, in *quant.Inputs, t
 		return nil // nothing is run
 	}
 	return c.blocks.Replace(t.Name, result.Matrix)
-}
-
-// head quantizes an output projection of its own.
-func (c *calibrated) head(ctx context.Context) error {
-	name := c.blocks.Head()
-	d, ok := c.decisions[name]
-	if !ok || name == c.engine.EmbeddingName() || d.Scheme == nil || d.Tensor.Packed() {
-		return nil
-	}
-	if _, ok := c.work.done[name]; ok {
-		return nil
-	}
-	return c.headMatrix(ctx, d)
-}
-
-// headMatrix quantizes the output projection by the hidden states, which have passed all blocks.
-func (c *calibrated) headMatrix(ctx context.Context, d Decision) error {
-	name, hidden := d.Tensor.Name, c.engine.Config().Hidden
-	gram := calibrate.NewGram(c.solver, hidden)
-	var ranges *calibrate.Histogram
-	if d.Scheme.Static {
-		ranges = calibrate.NewHistogram()
-	}
-	input := make([]float32, c.length*hidden)
-	apart := c.source != nil && name != c.engine.EmbeddingName() // the states are not the source's
-	if apart {
-		c.source.beginHead()
-	}
-	for i := range c.options.Calibration.Sequences {
-		x, err := c.states.Get(i)
-		if err != nil {
-			return err
-		}
-		c.blocks.HeadInput(input, x, c.length)
-		if apart {
-			if err := c.source.addHead(i, input); err != nil {
-				return fmt.Errorf("inputs of %q: %w", name, err)
-			}
-		}
-		if err := gram.Add(input, c.length); err != nil {
-			return fmt.Errorf("inputs of %q: %w", name, err)
-		}
-		if ranges != nil {
-			ranges.Add(input)
-		}
-	}
-	h := gram.Mean()
-	if name == c.engine.EmbeddingName() {
-		addIdentity(h, hidden, embeddingShare)
-	}
-	in, err := quant.NewInputs(c.solver, h, hidden, c.plan.Recipe.inputs())
-	if err != nil {
-		return fmt.Errorf("inputs of %q: %w", name, err)
-	}
-	var to *target
-	if apart {
-		to = c.source.of(in)
-	}
-	return c.matrices(ctx, []Decision{d}, in, to, c.limit(ranges))
-}
-
-// embeddingShare is what an error of an embedding's element counts beside the error that it makes in the head, where the two are tied, by the mean
-// of the latter. Chosen on few models: KL divergence on stories260k, tinystories656k with the embedding at w4g32: 0.076, 0.067 with 0; 0.072, 0.058 with 0.3; 0.077, 0.055
-// with 1; 0.087, 0.054 when rounded to nearest.
-const embeddingShare = 1
-
-// addIdentity adds a share of the mean of the diagonal of h, [n][n], to it.
-func addIdentity(h []float32, n int, share float64) {
-	var sum float64
-	for i := range n {
-		sum += float64(h[i*n+i])
-	}
-	for i := range n {
-		h[i*n+i] += float32(share * sum / float64(n))
-	}
 }
 
 // sourceDigest is the digest of a tensor's values as a stream of it has: of what it is computed from, if it is.

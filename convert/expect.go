@@ -90,8 +90,16 @@ func (p *Plan) calibrationMemory(o Options) int64 {
 	length := int64(len(o.Calibration.Sequences[0]))
 	tokens := length * int64(len(o.Calibration.Sequences))
 	states, most := 4*tokens*int64(c.Hidden), o.Calibration.MaxMemory
-	if most > 0 && states > most {
+	limit := most
+	if p.Recipe.Targets == SourceOutputs { // states twice, each within half of the limit; what halves of the text correlate by, and the change of weights
+		limit /= 2
+		n += 2*square/squares + matrix
+	}
+	if most > 0 && states > limit {
 		states = 4 * length * int64(c.Hidden) // of one sequence: the others are in a file
+	}
+	if p.Recipe.Targets == SourceOutputs {
+		states *= 2
 	}
 	inputs := int64(0)
 	for _, d := range p.calibrated() {
@@ -129,6 +137,9 @@ func (p *Plan) calibrationWork(o Options) float64 {
 		rows, n := float64(d.Tensor.Rows()), float64(d.Tensor.Cols())
 		if d.Tensor.Role == arch.Linear {
 			work += run * rows * n
+			if p.Recipe.Targets == SourceOutputs { // the source too, correlations of its inputs, and what the weights change by
+				work += 1.5*run*rows*n + rows*n*n
+			}
 		}
 		if p.Recipe.Method == quant.GPTQ {
 			work += rows * n * n / 2

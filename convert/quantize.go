@@ -66,7 +66,7 @@ func Quantize(ctx context.Context, m *checkpoint.Model, p *Plan, o Options) (*Re
 		}
 		p.Recipe.Kernels = set.Name
 	}
-	q := &quantization{model: m, plan: p, options: o, result: &Result{Warnings: warnings, TooLong: o.Calibration.tooLong(m)}}
+	q := &quantization{model: m, plan: p, options: o, result: &Result{Warnings: warnings, TooLong: o.Calibration.tooLong(m), Single: o.Calibration.single(p.Recipe)}}
 	q.contents = packed.Contents{Files: files}
 	for _, d := range p.Decisions {
 		q.contents.Entries = append(q.contents.Entries, packed.Entry{Name: d.Tensor.Name, Shape: d.Tensor.Shape, Scheme: d.Scheme, DType: d.DType})

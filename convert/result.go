@@ -23,6 +23,8 @@ type Result struct {
 	Unscaled []string
 	// TooLong says that calibration sequences were longer than what the model was made for.
 	TooLong string
+	// Single says that one sequence was too little for the source's outputs as targets.
+	Single string
 }
 
 // Shortfalls says what is less than was asked for, a line each.
@@ -39,8 +41,10 @@ func (r *Result) Shortfalls() []string {
 	about(r.RoundedOnly, "rounded to nearest, nothing is known of the input")
 	about(r.Unknown, "rounded to nearest, the file has no statistics of the input, or it saw no data")
 	about(r.Unscaled, "the input is not scaled, since a layer that shares it is not quantized here")
-	if r.TooLong != "" {
-		lines = append(lines, r.TooLong)
+	for _, line := range []string{r.TooLong, r.Single} {
+		if line != "" {
+			lines = append(lines, line)
+		}
 	}
 	var damped, dead, few []string
 	damping, zeros, seen := 0.0, 0, 0

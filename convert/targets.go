@@ -65,7 +65,7 @@ func (c *calibrated) newTargets(dir string) (*targets, error) {
 	}
 	t := &targets{engine: engine, blocks: engine.Blocks(), length: c.length, solver: c.solver}
 	sequences := c.options.Calibration.Sequences
-	if t.states, err = calibrate.NewStates(len(sequences), c.length*engine.Config().Hidden, c.options.Calibration.MaxMemory/2, dir); err == nil {
+	if t.states, err = calibrate.NewStates(len(sequences), c.length*engine.Config().Hidden, c.stateMemory(), dir); err == nil {
 		err = c.options.Calibration.embed(t.blocks, t.states)
 	}
 	if err != nil {

@@ -3,6 +3,7 @@ package convert_test
 import (
 	"math"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -85,4 +86,31 @@ func divergence(p, q [][]float64) (mean float64) {
 		}
 	}
 	return mean
+}
+
+// TestTargetsOfOneSequence: chance cannot be told from the rest, which is said, and the weights aim at what they did.
+func TestTargetsOfOneSequence(t *testing.T) {
+	m := open(t, testdata.Path("arch", "llama"))
+	c := calibration(t, m, 1)
+	r := convert.DefaultRecipe("w4g32")
+	r.Method = quant.GPTQ
+	r.Head, r.Embeddings = "keep", "keep"
+	var files [][]byte
+	for _, targets := range []convert.Targets{convert.OwnOutputs, convert.SourceOutputs} {
+		r.Targets = targets
+		out := filepath.Join(t.TempDir(), "out.qpk")
+		result, err := convert.Quantize(t.Context(), m, plan(t, m, r), convert.Options{Output: out, Threads: 1, Calibration: c})
+		require.NoError(t, err)
+		require.Equal(t, targets == convert.SourceOutputs, result.Single != "")
+		require.Equal(t, result.Single != "", strings.Contains(strings.Join(result.Shortfalls(), "\n"), "one calibration sequence"))
+		p, err := packed.Open(out)
+		require.NoError(t, err)
+		var data []byte
+		for _, tensor := range p.Tensors() {
+			data = append(data, p.Data(tensor)...)
+		}
+		files = append(files, data)
+		require.NoError(t, p.Close())
+	}
+	require.Equal(t, files[0], files[1])
 }
