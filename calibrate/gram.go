@@ -42,24 +42,13 @@ func (g *Gram) Add(x []float32, n int) error {
 }
 
 func (g *Gram) add(x []float32, n int) error {
-	if cap(g.transposed) < n*g.Cols {
-		g.transposed = make([]float32, n*g.Cols)
-	}
-	t := g.transposed[:n*g.Cols]
 	for i, v := range x {
 		if v-v != 0 {
 			return fmt.Errorf("input %d, channel %d: %g is not finite", g.Count+i/g.Cols, i%g.Cols, v)
 		}
 	}
-	const span = 64
-	g.solver.Run((g.Cols+span-1)/span, func(i int, _ *linalg.Scratch) {
-		for k := range n {
-			row := x[k*g.Cols : (k+1)*g.Cols]
-			for c := i * span; c < min((i+1)*span, g.Cols); c++ {
-				t[c*n+k] = row[c]
-			}
-		}
-	})
+	g.transposed = transpose(g.solver, g.transposed, x, n, g.Cols)
+	t := g.transposed
 	for c := range g.Cols {
 		for _, v := range t[c*n : (c+1)*n] {
 			g.Max[c] = max(g.Max[c], v, -v)
@@ -68,6 +57,24 @@ func (g *Gram) add(x []float32, n int) error {
 	g.solver.AddGram(g.Sum, g.Cols, t, n)
 	g.Count += n
 	return nil
+}
+
+// transpose returns x, [n][cols], as [cols][n], in the place of t where that is large enough.
+func transpose(s *linalg.Solver, t, x []float32, n, cols int) []float32 {
+	if cap(t) < n*cols {
+		t = make([]float32, n*cols)
+	}
+	t = t[:n*cols]
+	const span = 64
+	s.Run((cols+span-1)/span, func(i int, _ *linalg.Scratch) {
+		for k := range n {
+			row := x[k*cols : (k+1)*cols]
+			for c := i * span; c < min((i+1)*span, cols); c++ {
+				t[c*n+k] = row[c]
+			}
+		}
+	})
+	return t
 }
 
 // Mean returns the mean of x xᵀ, [Cols][Cols], in the place of Sum, which must not be used afterwards.

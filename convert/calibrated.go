@@ -81,6 +81,8 @@ type calibrated struct {
 	pool   *pool.Pool
 	solver *linalg.Solver
 	states *calibrate.States
+	// source runs beside, where the quantized layers are to meet its outputs; else nil.
+	source *targets
 	length int // tokens of a sequence
 	seen   int // inputs that the statistics at hand are of
 	// kept holds the inputs of the last layer of the half block at hand, by sequence, once these were collected: so that nothing before them
@@ -132,6 +134,12 @@ func (c *calibrated) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.states.Close()) }()
+	if c.plan.Recipe.Targets == SourceOutputs {
+		if c.source, err = c.newTargets(filepath.Dir(c.options.Output)); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, c.source.close()) }()
+	}
 	// The embedding comes first: what it is stored as is what the blocks see.
 	if err := c.embedding(ctx); err != nil {
 		return err
@@ -143,8 +151,19 @@ func (c *calibrated) run(ctx context.Context) (err error) {
 		groups := c.blocks.Linears(layer)
 		for _, half := range []llama.Half{llama.AttentionHalf, llama.FeedForwardHalf} {
 			c.kept = c.kept[:0]
-			for _, group := range groups[2*half : 2*half+2] {
-				if err := c.group(ctx, layer, half, group); err != nil {
+			if err := c.group(ctx, layer, half, groups[2*half]); err != nil {
+				return err
+			}
+			if c.source != nil && c.source.meetsStates() {
+				if err := c.source.advance(ctx, layer, half, len(sequences)); err != nil {
+					return err
+				}
+			}
+			if err := c.group(ctx, layer, half, groups[2*half+1]); err != nil {
+				return err
+			}
+			if c.source != nil && !c.source.meetsStates() {
+				if err := c.source.advance(ctx, layer, half, len(sequences)); err != nil {
 					return err
 				}
 			}
@@ -264,7 +283,11 @@ func (c *calibrated) group(ctx context.Context, layer int, half llama.Half, name
 	if err != nil {
 		return fmt.Errorf("inputs of %q: %w", names[0], err)
 	}
-	return c.matrices(ctx, open, in, c.limit(ranges))
+	var to *target
+	if c.source != nil {
+		to = c.source.of(in)
+	}
+	return c.matrices(ctx, open, in, to, c.limit(ranges))
 }
 
 // collect runs the sequences through half a block up to the layer of that name, which shares its input with others, and gathers its inputs.
@@ -277,9 +300,19 @@ func (c *calibrated) collect(ctx context.Context, layer int, half llama.Half, co
 	last := c.blocks.Linears(layer)[2*half+1][0]
 	keep := first == last && c.fits(cols)
 	c.kept = c.kept[:0]
+	if c.source != nil {
+		c.source.begin(layer, half, first, cols)
+	}
+	var sequence int
+	var states []float32
 	tap := func(name string, x []float32, tokens, _ int) error {
 		if name != first {
 			return nil
+		}
+		if c.source != nil {
+			if err := c.source.add(sequence, layer, half, first, states, x, c.factors[first]); err != nil {
+				return fmt.Errorf("inputs of %q: %w", name, err)
+			}
 		}
 		if err := gram.Add(x, tokens); err != nil {
 			return fmt.Errorf("inputs of %q: %w", name, err)
@@ -300,6 +333,7 @@ func (c *calibrated) collect(ctx context.Context, layer int, half llama.Half, co
 		if err != nil {
 			return nil, nil, err
 		}
+		sequence, states = i, x
 		if err := c.blocks.RunHalf(layer, half, x, c.length, tap); !errors.Is(err, errSeen) {
 			if err == nil {
 				err = fmt.Errorf("the inputs of %q were not seen", first)
@@ -342,12 +376,12 @@ func (c *calibrated) limit(h *calibrate.Histogram) float32 {
 }
 
 // matrices quantizes tensors that share an input.
-func (c *calibrated) matrices(ctx context.Context, open []Decision, in *quant.Inputs, limit float32) error {
+func (c *calibrated) matrices(ctx context.Context, open []Decision, in *quant.Inputs, to *target, limit float32) error {
 	for _, d := range open {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := c.matrix(ctx, d, in, limit); err != nil {
+		if err := c.matrix(ctx, d, in, to, limit); err != nil {
 			return fmt.Errorf("tensor %q: %w", d.Tensor.Name, err)
 		}
 		c.done += int64(d.Tensor.Elements())
@@ -358,7 +392,7 @@ func (c *calibrated) matrices(ctx context.Context, open []Decision, in *quant.In
 	return nil
 }
 
-func (c *calibrated) matrix(ctx context.Context, d Decision, in *quant.Inputs, limit float32) error {
+func (c *calibrated) matrix(ctx context.Context, d Decision, in *quant.Inputs, to *target, limit float32) error {
 	t := d.Tensor
 	rows, cols := t.Rows(), t.Cols()
 	w := make([]float32, rows*cols)
@@ -380,6 +414,7 @@ func (c *calibrated) matrix(ctx context.Context, d Decision, in *quant.Inputs, l
 			w[i] *= factors[i%cols]
 		}
 	}
+	to.apply(w, rows)
 	options := c.plan.Recipe.matrix(*d.Scheme)
 	options.Range, options.Stop = limit, ctx.Err
 	result, err := quant.Matrix(c.solver, w, rows, cols, in, options)
@@ -424,12 +459,21 @@ func (c *calibrated) headMatrix(ctx context.Context, d Decision) error {
 		ranges = calibrate.NewHistogram()
 	}
 	input := make([]float32, c.length*hidden)
+	apart := c.source != nil && name != c.engine.EmbeddingName() // the states are not the source's
+	if apart {
+		c.source.beginHead()
+	}
 	for i := range c.options.Calibration.Sequences {
 		x, err := c.states.Get(i)
 		if err != nil {
 			return err
 		}
 		c.blocks.HeadInput(input, x, c.length)
+		if apart {
+			if err := c.source.addHead(i, input); err != nil {
+				return fmt.Errorf("inputs of %q: %w", name, err)
+			}
+		}
 		if err := gram.Add(input, c.length); err != nil {
 			return fmt.Errorf("inputs of %q: %w", name, err)
 		}
@@ -445,7 +489,11 @@ func (c *calibrated) headMatrix(ctx context.Context, d Decision) error {
 	if err != nil {
 		return fmt.Errorf("inputs of %q: %w", name, err)
 	}
-	return c.matrices(ctx, []Decision{d}, in, c.limit(ranges))
+	var to *target
+	if apart {
+		to = c.source.of(in)
+	}
+	return c.matrices(ctx, []Decision{d}, in, to, c.limit(ranges))
 }
 
 // embeddingShare is what an error of an embedding's element counts beside the error that it makes in the head, where the two are tied, by the mean

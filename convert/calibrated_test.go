@@ -47,11 +47,12 @@ func calibration(t testing.TB, m *checkpoint.Model, n int) *convert.Calibration 
 // calibratedRecipes are recipes that take every way through calibration.
 func calibratedRecipes() map[string]convert.Recipe {
 	gptq := convert.DefaultRecipe("w4g32")
-	gptq.Method, gptq.Refine = quant.GPTQ, 2
+	gptq.Method, gptq.Refine, gptq.Targets = quant.GPTQ, 2, convert.SourceOutputs
 	awq := convert.DefaultRecipe("w4g16nlk")
 	awq.Method, awq.Scaling, awq.InOrder, awq.Embeddings = quant.GPTQ, quant.AWQ, true, "keep"
 	static := convert.DefaultRecipe("w8-s8")
 	static.Method, static.Scaling, static.Ranges, static.Head = quant.RTN, quant.SmoothQuant, calibrate.MSE, "w8-s8"
+	awq.Targets = convert.SourceOutputs
 	return map[string]convert.Recipe{"gptq": gptq, "awq": awq, "static": static}
 }
 

@@ -101,6 +101,8 @@ type Recipe struct {
 	Refine  int          `json:"refine,omitempty"`   // rounds of coordinate descent
 	Damping float64      `json:"damping,omitempty"`  // of the Hessian, as a share of its mean diagonal
 	InOrder bool         `json:"in_order,omitempty"` // columns as they stand, not those of the largest inputs first
+	// Targets says what the outputs of a layer are to be close to.
+	Targets Targets `json:"targets,omitempty"`
 	// Scaling of the inputs that come from norms.
 	Scaling quant.Scaling `json:"scaling,omitempty"`
 	// Ranges is the rule for the ranges of activations of schemes that have static ones.

@@ -54,6 +54,7 @@ type recipeCalibration struct {
 	Refine          *number `yaml:"refine"`
 	Damping         *number `yaml:"damping"`
 	ColumnOrder     string  `yaml:"column_order"`
+	Targets         string  `yaml:"targets,omitempty"`
 	Scaling         string  `yaml:"scaling"`
 	ActivationRange string  `yaml:"activation_range,omitempty"`
 }
@@ -296,6 +297,11 @@ func (c *recipeCalibration) apply(r *Recipe) (err error) {
 	default:
 		return fmt.Errorf("column_order: expected %q or %q, found %q", largestFirst, asStored, c.ColumnOrder)
 	}
+	if c.Targets != "" { // else own, as before there were others
+		if r.Targets, err = ParseTargets(c.Targets); err != nil {
+			return err
+		}
+	}
 	if c.ActivationRange != "" {
 		r.Ranges, err = calibrate.ParseRangeRule(c.ActivationRange)
 	}
@@ -335,6 +341,9 @@ func (r Recipe) YAML() ([]byte, error) {
 		}
 		if r.Source == FromText {
 			f.Calibration.Context, f.Calibration.Sequences = numbered(r.Context), numbered(r.Sequences)
+		}
+		if r.Source == FromText {
+			f.Calibration.Targets = r.Targets.String()
 		}
 		if r.InOrder {
 			f.Calibration.ColumnOrder = asStored

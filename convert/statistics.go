@@ -256,7 +256,7 @@ func (c *calibrated) known(ctx context.Context, open []Decision) error {
 			if err != nil {
 				return fmt.Errorf("inputs of %q: %w", d.Tensor.Name, err)
 			}
-			if err := c.matrices(ctx, []Decision{d}, in, 0); err != nil {
+			if err := c.matrices(ctx, []Decision{d}, in, nil, 0); err != nil {
 				return err
 			}
 		}
@@ -281,7 +281,7 @@ func (c *calibrated) known(ctx context.Context, open []Decision) error {
 	if err != nil {
 		return fmt.Errorf("inputs of %q: %w", rest[0].Tensor.Name, err)
 	}
-	return c.matrices(ctx, rest, in, limit)
+	return c.matrices(ctx, rest, in, nil, limit)
 }
 
 // recallGram reads the statistics of a layer's input from the file, divided by the factors that its norm was divided by, and the range of activations.
@@ -328,6 +328,9 @@ func (c *calibrated) recallGram(layer string, withRange bool) (*calibrate.Gram, 
 func (r Recipe) sourceCheck() error {
 	if r.Source != FromText && r.Rotation != NoRotation {
 		return errors.New("a rotation needs a text: statistics are of inputs that were not turned")
+	}
+	if r.Source != FromText && r.Targets != OwnOutputs {
+		return errors.New("the source's outputs as targets need a text, to run it on")
 	}
 	switch r.Source {
 	case FromText:

@@ -24,6 +24,7 @@ type calibrationOptions struct {
 	refine  int
 	damping float64
 	inOrder bool
+	targets string
 	ranges  string
 	scaling string
 
@@ -41,6 +42,8 @@ func (o *calibrationOptions) addFlags(cmd *cobra.Command) {
 	f.Float64Var(&o.damping, "damping", quant.DefaultDamping, "of the Hessian, as a share of its mean diagonal")
 	f.StringVar(&o.scaling, "scaling", "none", "of the channels that norms give to linear layers: none, awq, or smoothquant (for schemes ending in -s8)")
 	f.StringVar(&o.ranges, "activation-range", string(calibrate.MSE), "rule for static ranges of activations (schemes ending in -s8): minmax, percentile, mse, entropy")
+	f.StringVar(&o.targets, "targets", "", "what a layer's outputs are to meet: source (those of the source model, so that it makes up for layers before it),"+
+		" or own (those of its own weights); default: source for gptq on a text, else own")
 	f.Float64Var(&o.targetBits, "target-bpw", 0, "mixed precision: a scheme for each tensor, so that all together take so many bits per weight")
 	f.StringVar(&o.targetSize, "target-size", "", "the same by size of the tensors: 3.9GB, 700MiB")
 	f.StringSliceVar(&o.schemes, "mix", nil, "schemes that mixed precision chooses from (default w3g32nlk,w3g16nlk,w4g32nlk,w4g16nlk,w4g32nl,w8)")
@@ -138,13 +141,34 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 	if r.Source == convert.FromQcal && r.Scaling != quant.NoScaling && hasStatic(r) && ranges != calibrate.MinMax {
 		return usagef("with a file of statistics, --scaling and static ranges go together with --activation-range minmax only: histograms are of channels as they were")
 	}
+	if r.Targets, err = o.outputs(m); err != nil {
+		return err
+	}
 	r.Method, r.Refine, r.Damping, r.InOrder = m, o.refine, o.damping, o.inOrder
 	return nil
 }
 
+// outputs says what the outputs of layers are to meet.
+func (o *calibrationOptions) outputs(m quant.Method) (convert.Targets, error) {
+	if o.targets == "" {
+		if m == quant.GPTQ && o.source == convert.FromText {
+			return convert.SourceOutputs, nil
+		}
+		return convert.OwnOutputs, nil
+	}
+	t, err := convert.ParseTargets(o.targets)
+	if err != nil {
+		return "", usageError{err}
+	}
+	if t == convert.SourceOutputs && o.source != convert.FromText {
+		return "", usagef("--targets source runs the source beside what is quantized, on a text: %s is %s", o.data, sourceText(o.source))
+	}
+	return t, nil
+}
+
 // unused refuses flags that say how calibration is used, where there is none.
 func (o *calibrationOptions) unused(cmd *cobra.Command) error {
-	for _, flag := range append([]string{"method", "refine", "damping", "in-order", "scaling", "activation-range"}, textFlags...) {
+	for _, flag := range append([]string{"method", "refine", "damping", "in-order", "targets", "scaling", "activation-range"}, textFlags...) {
 		if cmd.Flags().Changed(flag) {
 			return usagef("--%s says how calibration is used: give --calib", flag)
 		}

@@ -68,7 +68,7 @@ func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
 func (o *quantizeOptions) fromFile(cmd *cobra.Command) (convert.Recipe, error) {
 	for _, flag := range []string{
 		"bits", "group", "asymmetric", "scheme", "embeddings", "head", "scale-rule", "rotate", "tensor", "clamp", "calib-context", "calib-samples", "method", "refine", "damping",
-		"in-order", "scaling", "activation-range", "target-bpw", "target-size", "mix",
+		"in-order", "targets", "scaling", "activation-range", "target-bpw", "target-size", "mix",
 	} {
 		if cmd.Flags().Changed(flag) {
 			return convert.Recipe{}, usagef("--recipe and --%s say the same thing: give one", flag)

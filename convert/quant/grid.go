@@ -81,7 +81,7 @@ const (
 
 // FitBook fits a codebook to some rows of a matrix, w[rows][cols], that stand for all of them. The error is a RowError of w.
 func FitBook(k *kernel.Set, s packed.Scheme, r Rule, w []float32, rows, cols int) (*[16]int8, error) {
-	return New(k, s, r).fitBook(w, rows, cols, nil)
+	return New(k, s, r).fitBook(w, rows, cols, nil, inTurn)
 }
 
 // BookRows are the rows of a matrix that its codebook is fitted to when they alone are at hand.
@@ -93,32 +93,42 @@ func BookRows(rows int) []int {
 	return list
 }
 
+// bookUnit is how many of the rows that a codebook is fitted to are summed up in one go.
+const bookUnit = 16
+
+// bookSums are those of the scaled weights of each code, and of its squared scales, both by importance.
+type bookSums struct {
+	values, scales [16]float64
+	err            error
+}
+
+// inTurn calls fn for each i < n.
+func inTurn(n int, fn func(i int)) {
+	for i := range n {
+		fn(i)
+	}
+}
+
 // fitBook fits the entries of a codebook to a matrix: in turn the scales of groups and their codes are chosen for the entries, and the
 // entries are set to what is best for these, the mean of the scaled weights of a code under importance times squared scale (Lloyd's
-// algorithm). The largest entry is kept at 127.
-func (q *Quantizer) fitBook(w []float32, rows, cols int, importance []float32) (*[16]int8, error) {
+// algorithm). The largest entry is kept at 127. run calls a function for each i < n, in any order and on any thread.
+func (q *Quantizer) fitBook(w []float32, rows, cols int, importance []float32, run func(n int, fn func(i int))) (*[16]int8, error) {
 	book := initialBook(q.scheme.Bits)
-	step := max(1, (rows+bookSamples-1)/bookSamples)
-	c := packed.NewCodes(q.scheme, cols)
+	list := BookRows(rows)
 	n := 1 << q.scheme.Bits
+	sums := make([]bookSums, (len(list)+bookUnit-1)/bookUnit)
 	for range bookRounds {
 		q.UseBook(book)
+		run(len(sums), func(i int) {
+			sums[i] = q.sumBook(w, list[i*bookUnit:min((i+1)*bookUnit, len(list))], cols, importance)
+		})
 		var sum, weight [16]float64
-		for r := 0; r < rows; r += step {
-			row := w[r*cols : (r+1)*cols]
-			if err := q.Row(c, row, importance); err != nil {
-				return nil, &RowError{Row: r, Err: err}
+		for _, s := range sums {
+			if s.err != nil {
+				return nil, s.err
 			}
-			for g, at := 0, 0; at < cols; g, at = g+1, at+q.scheme.Group {
-				s := float64(q.scheme.Scale(c, g))
-				for k := at; k < min(at+q.scheme.Group, cols); k++ {
-					a := 1.0
-					if importance != nil {
-						a = float64(importance[k])
-					}
-					sum[c.Codes[k]] += a * s * float64(row[k])
-					weight[c.Codes[k]] += a * s * s
-				}
+			for c := range n {
+				sum[c], weight[c] = sum[c]+s.values[c], weight[c]+s.scales[c]
 			}
 		}
 		next := *book
@@ -145,4 +155,29 @@ func (q *Quantizer) fitBook(w []float32, rows, cols int, importance []float32) (
 	}
 	q.UseBook(book)
 	return book, nil
+}
+
+// sumBook quantizes rows by the codebook in use and sums up what is of each code.
+func (q *Quantizer) sumBook(w []float32, rows []int, cols int, importance []float32) (out bookSums) {
+	own := &Quantizer{kernels: q.kernels, scheme: q.scheme, rule: q.rule, grid: q.grid, equal: q.equal} // scratch of its own
+	c := packed.NewCodes(q.scheme, cols)
+	for _, r := range rows {
+		row := w[r*cols : (r+1)*cols]
+		if err := own.Row(c, row, importance); err != nil {
+			out.err = &RowError{Row: r, Err: err}
+			return out
+		}
+		for g, at := 0, 0; at < cols; g, at = g+1, at+q.scheme.Group {
+			s := float64(q.scheme.Scale(c, g))
+			for k := at; k < min(at+q.scheme.Group, cols); k++ {
+				a := 1.0
+				if importance != nil {
+					a = float64(importance[k])
+				}
+				out.values[c.Codes[k]] += a * s * float64(row[k])
+				out.scales[c.Codes[k]] += a * s * s
+			}
+		}
+	}
+	return out
 }

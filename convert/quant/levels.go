@@ -7,6 +7,9 @@ import (
 
 // The scales of groups whose codes stand for a codebook's entries, or whose scales have two levels.
 
+// tableStep is the share of a scale that trials lie apart.
+const tableStep = 0.035
+
 // tableScale is the scale of a group, not rounded yet, of least weighted squared error among trials, each refined by least squares; gain is
 // what it takes off Σ a·w², and cc is Σ a·level² of its codes: another scale costs cc times the squared difference.
 func (q *Quantizer) tableScale(w, a []float32, most float32) (scale, cc float32) {
@@ -25,11 +28,17 @@ func (q *Quantizer) tableScale(w, a []float32, most float32) (scale, cc float32)
 		return lw / ll
 	}
 	largest := q.grid.largest()
+	trial := func(side, step float32) { try(side * most / (largest * (1 + step*tableStep))) }
+	bestSide, bestStep, before := float32(1), float32(0), gain
 	for _, side := range [2]float32{1, -1} {
-		for t := -6; t <= 3; t++ {
-			try(side * most / (largest * (1 + float32(t)*0.035)))
+		for step := float32(-6); step <= 3; step += 2 {
+			if trial(side, step); gain > before {
+				bestSide, bestStep, before = side, step, gain
+			}
 		}
 	}
+	trial(bestSide, bestStep-1)
+	trial(bestSide, bestStep+1)
 	for range 3 {
 		before := scale
 		if try(scale); scale == before {

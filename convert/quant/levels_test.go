@@ -83,7 +83,7 @@ func TestFittedBookIsNeverWorse(t *testing.T) {
 						}
 					}
 					q := New(kernel.Generic(), s, Search)
-					book, err := q.fitBook(w, rows, cols, importance)
+					book, err := q.fitBook(w, rows, cols, importance, inTurn)
 					require.NoError(t, err)
 					n := 1 << s.Bits
 					for i := range n {
@@ -145,7 +145,7 @@ func recovered(t *testing.T, s packed.Scheme, table []float64) (left, first floa
 		}
 	}
 	q := New(kernel.Generic(), s, Search)
-	book, err := q.fitBook(w, rows, cols, nil)
+	book, err := q.fitBook(w, rows, cols, nil, inTurn)
 	require.NoError(t, err)
 	left, first = bookError(t, q, book, w, rows, cols, nil)/power, bookError(t, q, initialBook(s.Bits), w, rows, cols, nil)/power
 	t.Logf("%-9s %.2e is lost, %.2e under the first codebook; %v", s, left, first, book[:len(table)])

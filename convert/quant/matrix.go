@@ -72,7 +72,7 @@ func Matrix(s *linalg.Solver, w []float32, rows, cols int, in *Inputs, o MatrixO
 	q := New(s.Kernels(), o.Scheme, o.Rule)
 	if o.Scheme.Codebook {
 		var err error
-		if m.book, err = q.fitBook(w, rows, cols, m.importance); err != nil {
+		if m.book, err = q.fitBook(w, rows, cols, m.importance, func(n int, fn func(i int)) { s.Run(n, func(i int, _ *linalg.Scratch) { fn(i) }) }); err != nil {
 			return nil, err
 		}
 	}

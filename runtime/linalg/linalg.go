@@ -25,7 +25,7 @@ const (
 )
 
 // Scratch is what one worker needs for products. The zero Scratch is ready.
-type Scratch struct{ a, b, out, part []float32 }
+type Scratch struct{ a, b, out, part, turned []float32 }
 
 // Mul sets dst[i·dstStride + j] = Σ_p a[i·aStride + p]·b[j·bStride + p] for i < rows, j < cols, p < n.
 func (s *Scratch) Mul(k *kernel.Set, dst []float32, dstStride int, a []float32, aStride, rows int, b []float32, bStride, cols, n int) {
@@ -43,11 +43,12 @@ func (s *Scratch) mulTile(k *kernel.Set, dst []float32, dstStride int, a []float
 	for at := 0; at < n; at += depth {
 		part := min(depth, n-at)
 		padded := (part + 7) &^ 7 // whole vectors
-		s.b = gather(s.b, b[at:], bStride, cols, part, padded)
+		var pa, pb []float32
+		s.b, pb = gather(s.b, b[at:], bStride, cols, part, padded)
 		for i := 0; i < rows; i += tile {
 			ni := min(tile, rows-i)
-			s.a = gather(s.a, a[i*aStride+at:], aStride, ni, part, padded)
-			k.MulDense(s.out, cols, s.b, cols, padded, s.a, ni)
+			s.a, pa = gather(s.a, a[i*aStride+at:], aStride, ni, part, padded)
+			k.MulDense(s.out, cols, pb, cols, padded, pa, ni)
 			for r := range ni {
 				to := dst[(i+r)*dstStride : (i+r)*dstStride+cols]
 				for j, v := range s.out[r*cols : (r+1)*cols] {
@@ -58,14 +59,17 @@ func (s *Scratch) mulTile(k *kernel.Set, dst []float32, dstStride int, a []float
 	}
 }
 
-// gather copies n elements of each of the rows, filled up with zeros to padded.
-func gather(to, from []float32, stride, rows, n, padded int) []float32 {
+// gather copies n elements of each of the rows, filled up with zeros to padded; rows that lie like that are taken where they are.
+func gather(to, from []float32, stride, rows, n, padded int) (scratch, found []float32) {
+	if stride == padded && n == padded {
+		return to, from[:rows*n]
+	}
 	to = room(to, tile*depth)
 	for i := range rows {
 		copy(to[i*padded:], from[i*stride:i*stride+n])
 		clear(to[i*padded+n : (i+1)*padded])
 	}
-	return to[:rows*padded]
+	return to, to[:rows*padded]
 }
 
 func room(s []float32, n int) []float32 {
