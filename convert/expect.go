@@ -75,9 +75,17 @@ func (p *Plan) calibrated() []Decision {
 // calibrationMemory is what is live at most, in bytes.
 func (p *Plan) calibrationMemory(o Options) int64 {
 	var matrix, square int64
+	beside := p.Recipe.Targets == SourceOutputs && o.Calibration != nil
 	for _, d := range p.calibrated() {
 		matrix = max(matrix, 4*int64(d.Tensor.Elements()))
-		square = max(square, squares*4*int64(d.Tensor.Cols())*int64(d.Tensor.Cols()))
+		need := squares * 4 * int64(d.Tensor.Cols()) * int64(d.Tensor.Cols())
+		if beside { // the sums of what the source's differ by, of halves of the text
+			need += 2 * 4 * int64(p.Model.Config().Hidden) * int64(d.Tensor.Cols())
+		}
+		square = max(square, need)
+	}
+	if beside {
+		matrix *= 2 // and how it is changed
 	}
 	if o.Statistics != nil && o.Statistics.imatrix != nil {
 		return matrix
@@ -89,17 +97,16 @@ func (p *Plan) calibrationMemory(o Options) int64 {
 	c := p.Model.Config()
 	length := int64(len(o.Calibration.Sequences[0]))
 	tokens := length * int64(len(o.Calibration.Sequences))
-	states, most := 4*tokens*int64(c.Hidden), o.Calibration.MaxMemory
-	limit := most
-	if p.Recipe.Targets == SourceOutputs { // states twice, each within half of the limit; what halves of the text correlate by, and the change of weights
-		limit /= 2
-		n += 2*square/squares + matrix
+	most := o.Calibration.MaxMemory
+	held := func(most int64) int64 {
+		if all := 4 * tokens * int64(c.Hidden); most == 0 || all <= most {
+			return all
+		}
+		return 4 * length * int64(c.Hidden) // of one sequence: the others are in a file
 	}
-	if most > 0 && states > limit {
-		states = 4 * length * int64(c.Hidden) // of one sequence: the others are in a file
-	}
-	if p.Recipe.Targets == SourceOutputs {
-		states *= 2
+	states := held(most)
+	if beside { // twice, each within half of the limit
+		states = 2 * held((most+1)/2)
 	}
 	inputs := int64(0)
 	for _, d := range p.calibrated() {
@@ -133,13 +140,17 @@ func (p *Plan) calibrationWork(o Options) float64 {
 			run *= 2
 		}
 	}
+	beside := p.Recipe.Targets == SourceOutputs && o.Calibration != nil
+	if beside {
+		run += 1.5 * tokens // the source, and what layers that add to the states give
+	}
 	for _, d := range p.calibrated() {
 		rows, n := float64(d.Tensor.Rows()), float64(d.Tensor.Cols())
 		if d.Tensor.Role == arch.Linear {
 			work += run * rows * n
-			if p.Recipe.Targets == SourceOutputs { // the source too, correlations of its inputs, and what the weights change by
-				work += 1.5*run*rows*n + rows*n*n
-			}
+		}
+		if hidden := float64(p.Model.Config().Hidden); beside {
+			work += hidden*n*tokens + 2*hidden*n*n
 		}
 		if p.Recipe.Method == quant.GPTQ {
 			work += rows * n * n / 2

@@ -41,4 +41,10 @@ func TestExpect(t *testing.T) {
 	tight := with(1024, 1<<20)
 	require.Less(t, tight.Memory, few.Memory+1<<20)
 	require.Greater(t, tight.Seconds, many.Seconds, "inputs are computed again")
+
+	p.Recipe.Targets = convert.SourceOutputs
+	beside := with(1024, 0)
+	require.GreaterOrEqual(t, beside.Memory-many.Memory, int64(1024*48*4*96), "the source's states")
+	require.Greater(t, beside.Seconds, many.Seconds)
+	require.Less(t, with(1024, 1<<20).Memory, few.Memory+2<<20)
 }
