@@ -56,7 +56,7 @@ func Files(m *checkpoint.Model) (files []packed.SideFile, warnings []string, err
 			}
 			files = append(files, packed.SideFile{Name: hfdir.ConfigName, Data: data})
 		}
-		if !has("tokenizer.json") {
+		if !has("tokenizer.json") && !has("tokenizer.model") { // either says all of the tokenizer
 			more, err := tokenizerFiles(m)
 			switch {
 			case errors.Is(err, formats.ErrUnsupported):
@@ -64,7 +64,11 @@ func Files(m *checkpoint.Model) (files []packed.SideFile, warnings []string, err
 			case err != nil:
 				return nil, nil, err
 			}
-			files = append(files, more...)
+			for _, f := range more {
+				if !has(f.Name) {
+					files = append(files, f)
+				}
+			}
 		}
 		metadata, err := m.Metadata()
 		if err != nil {

@@ -256,7 +256,10 @@ func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
 	}
 	var twice []string
 	for _, d := range p.Decisions {
-		if d.Scheme != nil && d.Tensor.Packed() && d.Tensor.Matrix().Scheme != *d.Scheme {
+		if d.Scheme == nil {
+			continue
+		}
+		if _, blocks := d.Tensor.Block(); blocks || d.Tensor.Packed() && d.Tensor.Matrix().Scheme != *d.Scheme {
 			twice = append(twice, fmt.Sprintf("%s (%s)", d.Tensor.Name, d.Tensor.Storage()))
 		}
 	}

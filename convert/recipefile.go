@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -61,6 +62,16 @@ type recipeCalibration struct {
 
 // number is read as it is written: an integer with a fraction is then found.
 type number float64
+
+// UnmarshalYAML reads a plain number.
+func (n *number) UnmarshalYAML(text []byte) error {
+	f, err := strconv.ParseFloat(strings.TrimSpace(string(text)), 64)
+	if err != nil {
+		return fmt.Errorf("expected a number, found %s", strings.TrimSpace(string(text)))
+	}
+	*n = number(f)
+	return nil
+}
 
 // integer gives a whole number.
 func (n *number) integer(key string) (int, error) {

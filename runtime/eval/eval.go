@@ -12,6 +12,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"qtool/runtime/llama"
 )
 
 // Errors that a caller may want to tell apart.
@@ -20,7 +22,7 @@ var (
 	ErrTextTooShort = errors.New("text too short")
 	// ErrNotFinite means that a model gave NaN or infinite logits, so that no figure would mean
 	// anything.
-	ErrNotFinite = errors.New("logits are not finite")
+	ErrNotFinite = llama.ErrNotFinite
 	// ErrMismatch means that two models do not predict over the same vocabulary.
 	ErrMismatch = errors.New("models cannot be compared")
 )
@@ -210,7 +212,7 @@ func newDistribution(logits []float32) (distribution, error) {
 	}
 	d := distribution{logits: logits, logSum: peak + math.Log(sum), top: top}
 	if math.IsNaN(d.logSum) || math.IsInf(d.logSum, 0) {
-		return d, ErrNotFinite
+		return d, fmt.Errorf("%w: logits", ErrNotFinite)
 	}
 	return d, nil
 }

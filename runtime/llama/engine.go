@@ -21,6 +21,8 @@ var (
 	ErrContextFull = errors.New("context is full")
 	// ErrToken means a token id that the model has no embedding for.
 	ErrToken = errors.New("token outside the vocabulary")
+	// ErrNotFinite means that NaN or an infinity came up: of weights, or of numbers beyond single precision. Codes of integers would hide it.
+	ErrNotFinite = errors.New("not finite")
 )
 
 // Options of an engine.

@@ -1,6 +1,8 @@
 package llama
 
 import (
+	"fmt"
+
 	"qtool/formats"
 	"qtool/formats/checkpoint"
 	"qtool/formats/packed"
@@ -109,10 +111,19 @@ func (s *Session) resizeCodes(tokens, cols int) {
 	}
 }
 
+// finite reports whether all values are.
+func (e *Engine) finite(x []float32) bool {
+	const infinity = 0x7f800000
+	return e.kernels.Largest(x) < infinity
+}
+
 // quantizeRow rounds the input of a token for packed matrices.
 func (s *Session) quantizeRow(worker, t int) {
 	e, cols := s.engine, s.job.products[0].w.cols
 	row := s.job.x[t*cols : (t+1)*cols]
+	if !e.finite(row) {
+		s.failed.note(fmt.Errorf("%w: the inputs of %s", ErrNotFinite, s.job.products[0].w.tensor.Name))
+	}
 	if s.job.limit > 0 {
 		e.kernels.QuantizeStatic(&s.codes, t, row, s.job.limit)
 		return

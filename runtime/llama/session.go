@@ -309,6 +309,9 @@ func (s *Session) predict(n, first int, visit func(i int, logits []float32) erro
 		}
 		for i := range part {
 			out := s.logits[i*vocab : (i+1)*vocab]
+			if !e.finite(out) {
+				return fmt.Errorf("%w: the logits of position %d of a batch", ErrNotFinite, at+i)
+			}
 			softcap(out, float32(c.FinalSoftcap))
 			if err := visit(at+i, out); err != nil {
 				return err
