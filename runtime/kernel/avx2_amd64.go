@@ -156,28 +156,6 @@ func tableLoops(s packed.Scheme) (one, four tableLoop) {
 	return avx2Table4x16x1, avx2Table4x16x4
 }
 
-// tableAVX2 takes tokens by fours, whose looked-up weights are shared.
-func tableAVX2(p panelArgs) {
-	blocks := (p.cols + packed.Block - 1) / packed.Block
-	if blocks == 0 {
-		tableGeneric(p)
-		return
-	}
-	one, four := tableLoops(p.scheme)
-	stride, span, groups := p.scheme.PanelBytes(p.cols), p.scheme.Span()/packed.Block, p.scheme.Groups(p.cols)
-	for t := 0; t < p.tokens; {
-		loop, n := one, 1
-		if t+4 <= p.tokens {
-			loop, n = four, 4
-		}
-		for i := range p.panels {
-			loop(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*stride],
-				&p.q[t*blocks*packed.Block], &p.scale[t*blocks], blocks, span, groups, &p.table[0])
-		}
-		t += n
-	}
-}
-
 // denseAVX2 tiles rows by four and tokens by three. What is left of a row beyond a multiple of eight is
 // added afterwards, for every shape alike.
 func denseAVX2(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int) {
