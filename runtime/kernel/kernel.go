@@ -31,6 +31,8 @@ type Set struct {
 	panelFine    func(p panelArgs)
 	// tiles is whether panel4, panelFine and panelTable take tiles of tokens, where activations are arranged in them.
 	tiles bool
+	// widen lays out the codes and scales of four tokens for panelTable; nil without tiles.
+	widen func(to []uint32, q []int8, scale []float32, blocks int)
 	// panelTable multiplies panels whose codes stand for the entries of a table: see byTable.
 	panelTable func(p panelArgs)
 	// foreign multiplies panels of a Foreign matrix with tokens, and halve sums codes for it.

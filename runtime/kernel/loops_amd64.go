@@ -184,15 +184,20 @@ func avx2Widen4x32(to *float32, data *byte, blocks int, span int, groups int, ta
 //go:noescape
 func avx2Widen4x16(to *float32, data *byte, blocks int, span int, groups int, table *byte)
 
-// avx2WideWhole multiplies two panels' weights, as the loops above lay them out, with tokens by fours, as arrangeWide does, and sets out, or adds to what is there; strides are in bytes, xStride from four to four.
+// avx2ArrangeWide widens the codes of four tokens to int16 and lays them out block after block: of four neighbours the first and the third and then the second and the fourth, as bytes of weights come apart, for each token in turn; then the scales.
 //
 //go:noescape
-func avx2WideWhole(out *float32, outStride int, weights *float32, x *uint32, xStride int, fours int, blocks int, add bool)
+func avx2ArrangeWide(to *uint32, q *int8, scale *float32, blocks int)
 
-// avx2WideHalf multiplies two panels' weights, as the loops above lay them out, with tokens by fours, as arrangeWide does, and sets out, or adds to what is there; strides are in bytes, xStride from four to four.
+// avx2WideWhole multiplies two panels' weights, as the loops above lay them out, with tokens by fours, as avx2ArrangeWide does, and sets out to the sums with sums, 16 a token, or without where it is nil; strides are in bytes, xStride from four to four.
 //
 //go:noescape
-func avx2WideHalf(out *float32, outStride int, weights *float32, x *uint32, xStride int, fours int, blocks int, add bool)
+func avx2WideWhole(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride int, fours int, blocks int)
+
+// avx2WideHalf multiplies two panels' weights, as the loops above lay them out, with tokens by fours, as avx2ArrangeWide does, and sets out to the sums with sums, 16 a token, or without where it is nil; strides are in bytes, xStride from four to four.
+//
+//go:noescape
+func avx2WideHalf(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride int, fours int, blocks int)
 
 // avx2Dense4x3 multiplies 4 rows of cols float32 with 3 tokens of as many; outStride is in bytes. cols is a multiple of 8.
 //

@@ -95,7 +95,7 @@ func (s *Set) Arrange(a *Activations, tile int) {
 		arrange(&a.tiles, tile, a.Q, a.Scale, a.Sum, a.Blocks)
 	}
 	if a.wide.valid {
-		arrangeWide(&a.wide, tile, a.Q, a.Scale, a.Blocks)
+		s.arrangeWide(&a.wide, tile, a.Q, a.Scale, a.Blocks)
 	}
 }
 

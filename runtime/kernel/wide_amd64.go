@@ -9,23 +9,33 @@ import (
 )
 
 // Of the loops over widened weights: how many panels they take at once, how many blocks of columns, a multiple of every group of
-// two levels, and the most floats that a block of weights takes.
+// two levels, and the most floats that a block of weights takes; and with how many tokens weights are multiplied before
+// they are widened anew, so that what belongs to them stays in the second cache.
 const (
 	widePanels = 2
 	wideBlocks = packed.Super / packed.Block
 	wideFloats = widePanels * packed.Panel * (packed.Block/2 + 2)
+	wideRun    = 16 * tileTokens
 )
 
-// wideWork is a place for widened weights.
-type wideWork [wideBlocks * wideFloats]float32
+// wideWork is places for widened weights, and for sums over the columns so far: rows of the output are often a power of two
+// apart, where the first cache has no room for many.
+type wideWork struct {
+	weights [wideBlocks * wideFloats]float32
+	sums    []float32
+}
 
 // wideWorks are kept as tails are.
 var wideWorks = sync.Pool{New: func() any { return new(wideWork) }}
 
+func widenAVX2(to []uint32, q []int8, scale []float32, blocks int) {
+	avx2ArrangeWide(&to[0], &q[0], &scale[0], blocks)
+}
+
 // widenLoop and wideLoop are the signatures of the loops that widen weights and that multiply them.
 type (
 	widenLoop func(to *float32, data *byte, blocks, span, groups int, table *byte)
-	wideLoop  func(out *float32, outStride int, weights *float32, x *uint32, xStride, fours, blocks int, add bool)
+	wideLoop  func(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride, fours, blocks int)
 )
 
 // wideLoops gives the loops of a scheme.
@@ -68,19 +78,35 @@ func tableAVX2(p panelArgs) {
 
 	work := wideWorks.Get().(*wideWork)
 	defer wideWorks.Put(work)
+	for t := first; t < end; t += wideRun {
+		work.multiply(p, t, min(wideRun, end-t), panels)
+	}
+}
+
+// multiply multiplies an even number of panels with the tokens t … t+n-1, whole tiles.
+func (w *wideWork) multiply(p panelArgs, t, n, panels int) {
 	widen, multiply := wideLoops(p.scheme)
 	blocks := (p.cols + packed.Block - 1) / packed.Block
 	stride, columns, span := p.scheme.PanelBytes(p.cols), p.scheme.PanelBytes(packed.Super), p.scheme.Span()/packed.Block
-	x := p.wide.data[(p.first+first)*blocks*wideWords:]
+	x := p.wide.data[(p.first+t)*blocks*wideWords:]
+	const pair = widePanels * packed.Panel
+	w.sums = grow(w.sums, panels*packed.Panel*n)
 	for from := 0; from < blocks; from += wideBlocks { // the activations of so many columns then stay near while panels pass by
-		n := min(wideBlocks, blocks-from)
+		size := min(wideBlocks, blocks-from)
 		groups := p.scheme.Groups(min(packed.Super, p.cols-from*packed.Block))
 		for i := 0; i < panels; i += widePanels {
 			for k := range widePanels {
-				widen(&work[k*packed.Panel], &p.data[(i+k)*stride+from/wideBlocks*columns], n, span, groups, &p.table[0])
+				widen(&w.weights[k*packed.Panel], &p.data[(i+k)*stride+from/wideBlocks*columns], size, span, groups, &p.table[0])
 			}
-			multiply(&p.out[first*p.stride+i*packed.Panel], 4*p.stride, &work[0], &x[from*wideTokens*wideWords], 4*wideTokens*blocks*wideWords,
-				(end-first)/wideTokens, n, from > 0)
+			sums := &w.sums[i*packed.Panel*n]
+			to, toStride := sums, pair
+			if from == 0 {
+				sums = nil
+			}
+			if from+size == blocks {
+				to, toStride = &p.out[t*p.stride+i*packed.Panel], p.stride
+			}
+			multiply(to, 4*toStride, sums, &w.weights[0], &x[from*wideTokens*wideWords], 4*wideTokens*blocks*wideWords, n/wideTokens, size)
 		}
 	}
 }

@@ -39,6 +39,7 @@ func wides() {
 			widen(bits, group)
 		}
 	}
+	arrangeWide()
 	wideTile("Whole", false)
 	wideTile("Half", true)
 }
@@ -112,9 +113,9 @@ func widen(bits, group int) {
 // which order, is what tablePanel does: products of int16 are exact whatever the codes are, and so are their sums.
 func wideTile(suffix string, halves bool) {
 	name := "avx2Wide" + suffix
-	TEXT(name, attr.NOSPLIT, "func(out *float32, outStride int, weights *float32, x *uint32, xStride, fours, blocks int, add bool)")
+	TEXT(name, attr.NOSPLIT, "func(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride, fours, blocks int)")
 	Pragma("noescape")
-	Doc(name + " multiplies two panels' weights, as the loops above lay them out, with tokens by fours, as arrangeWide does, and sets out, or adds to what is there; strides are in bytes, xStride from four to four.")
+	Doc(name + " multiplies two panels' weights, as the loops above lay them out, with tokens by fours, as avx2ArrangeWide does, and sets out to the sums with sums, 16 a token, or without where it is nil; strides are in bytes, xStride from four to four.")
 	out, outStride := Load(Param("out"), GP64()), Load(Param("outStride"), GP64())
 	fours, row := Load(Param("fours"), GP64()), Load(Param("x"), GP64())
 	label := func(l string) string { return "wide" + suffix + l }
@@ -122,11 +123,10 @@ func wideTile(suffix string, halves bool) {
 
 	first, second, held := vectors(wideTokens), vectors(wideTokens), vectors(wideTokens)
 	w, a, t := vectors(widePanels), YMM(), YMM()
-	place, weights, x, n, flag := GP64(), GP64(), GP64(), GP64(), GP8()
+	sums, weights, x, n := Load(Param("sums"), GP64()), GP64(), GP64(), GP64()
 
 	Label(label("four"))
-	Load(Param("add"), flag)
-	TESTB(flag, flag)
+	TESTQ(sums, sums)
 	JNE(LabelRef(label("add")))
 	for i, h := range held {
 		VXORPS(h, h, h)
@@ -134,13 +134,12 @@ func wideTile(suffix string, halves bool) {
 	}
 	JMP(LabelRef(label("start")))
 	Label(label("add"))
-	MOVQ(out, place)
 	for i, h := range held {
-		VMOVUPS(at(place, 0), h)
-		VMOVUPS(at(place, 32), t)
+		VMOVUPS(at(sums, wideStep*i), h)
+		VMOVUPS(at(sums, wideStep*i+32), t)
 		VMOVUPS(t, results.Offset(32*i))
-		ADDQ(outStride, place)
 	}
+	ADDQ(U32(wideStep*wideTokens), sums)
 	Label(label("start"))
 	Load(Param("weights"), weights)
 	MOVQ(row, x)
@@ -200,6 +199,60 @@ func wideTile(suffix string, halves bool) {
 	ADDQ(n, row)
 	DECQ(fours)
 	JNE(LabelRef(label("four")))
+	VZEROUPPER()
+	RET()
+}
+
+// arrangeWide lays out activations of four tokens as wideTile reads them.
+func arrangeWide() {
+	function("avx2ArrangeWide", "func(to *uint32, q *int8, scale *float32, blocks int)",
+		"avx2ArrangeWide widens the codes of four tokens to int16 and lays them out block after block: of four neighbours the first and the third and then the second and the fourth, as bytes of weights come apart, for each token in turn; then the scales.")
+	to, q, scale := Load(Param("to"), GP64()), Load(Param("q"), GP64()), Load(Param("scale"), GP64())
+	n := Load(Param("blocks"), GP64())
+	qStride, fStride := GP64(), GP64()
+	MOVQ(n, qStride)
+	SHLQ(Imm(5), qStride)
+	MOVQ(n, fStride)
+	SHLQ(Imm(2), fStride)
+	third, thirdScale := beyond(q, qStride, wideTokens), beyond(scale, fStride, wideTokens)
+	f := GP32()
+
+	Label("arrangeWideBlock")
+	v, u := vectors(wideTokens), vectors(wideTokens)
+	for odd := range 2 {
+		for t := range v {
+			VMOVDQU(token(q, qStride, third, t, 0), v[t])
+			if odd == 0 {
+				VPSLLW(Imm(8), v[t], v[t])
+			}
+			VPSRAW(Imm(8), v[t], v[t])
+		}
+		VPUNPCKLDQ(v[1], v[0], u[0])
+		VPUNPCKHDQ(v[1], v[0], u[1])
+		VPUNPCKLDQ(v[3], v[2], u[2])
+		VPUNPCKHDQ(v[3], v[2], u[3])
+		VPUNPCKLQDQ(u[2], u[0], v[0])
+		VPUNPCKHQDQ(u[2], u[0], v[1])
+		VPUNPCKLQDQ(u[3], u[1], v[2])
+		VPUNPCKHQDQ(u[3], u[1], v[3])
+		for i, x := range v { // of quads i and i+4 of columns
+			VMOVDQU(x.AsX(), at(to, 4*wideTokens*(2*i+odd)))
+			VEXTRACTI128(Imm(1), x, at(to, 4*wideTokens*(2*(i+4)+odd)))
+		}
+	}
+	for t := range wideTokens {
+		MOVL(token(scale, fStride, thirdScale, t, 0), f)
+		MOVL(f, at(to, 16*4*wideTokens+4*t))
+	}
+	for _, x := range []reg.GPVirtual{q.(reg.GPVirtual), third} {
+		ADDQ(Imm(block), x)
+	}
+	for _, x := range []reg.GPVirtual{scale.(reg.GPVirtual), thirdScale} {
+		ADDQ(Imm(4), x)
+	}
+	ADDQ(U32(wideActivation), to)
+	DECQ(n)
+	JNE(LabelRef("arrangeWideBlock"))
 	VZEROUPPER()
 	RET()
 }
