@@ -15,7 +15,7 @@ func machineSets() []*Set {
 		return nil
 	}
 	avx2 := Set{
-		Name: "avx2", tiles: true, quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2, panelTable: tableAVX2,
+		Name: "avx2", tiles: true, widen: widenAVX2, quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2, panelTable: tableAVX2,
 		quantizeFine: quantizeFineAVX2, panelFine: panelFineAVX2,
 		foreign: foreignAVX2, halve: halveAVX2,
 		dense: denseAVX2, dot: dotAVX2, axpy: axpyAVX2, exp: expAVX2,
@@ -28,7 +28,7 @@ func machineSets() []*Set {
 	}
 	avx512 := avx2
 	avx512.Name, avx512.panel4, avx512.panel8, avx512.dense = "avx512", panel4AVX512, panel8AVX512, denseAVX512
-	avx512.tiles = false
+	avx512.tiles, avx512.widen = false, nil
 	avx512.quantizeFine, avx512.panelFine = nil, nil // two products of int8 in one instruction each are faster
 	return []*Set{&avx2, &avx512}
 }
@@ -154,28 +154,6 @@ func tableLoops(s packed.Scheme) (one, four tableLoop) {
 		return avx2Table4x32x1, avx2Table4x32x4
 	}
 	return avx2Table4x16x1, avx2Table4x16x4
-}
-
-// tableAVX2 takes tokens by fours, whose looked-up weights are shared.
-func tableAVX2(p panelArgs) {
-	blocks := (p.cols + packed.Block - 1) / packed.Block
-	if blocks == 0 {
-		tableGeneric(p)
-		return
-	}
-	one, four := tableLoops(p.scheme)
-	stride, span, groups := p.scheme.PanelBytes(p.cols), p.scheme.Span()/packed.Block, p.scheme.Groups(p.cols)
-	for t := 0; t < p.tokens; {
-		loop, n := one, 1
-		if t+4 <= p.tokens {
-			loop, n = four, 4
-		}
-		for i := range p.panels {
-			loop(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*stride],
-				&p.q[t*blocks*packed.Block], &p.scale[t*blocks], blocks, span, groups, &p.table[0])
-		}
-		t += n
-	}
 }
 
 // denseAVX2 tiles rows by four and tokens by three. What is left of a row beyond a multiple of eight is

@@ -62,7 +62,7 @@ func TestLoopsStayWithinTheirBuffers(t *testing.T) {
 					}
 					set.Quantize(&a, i, atPageEnd(t, x))
 				}
-				for i := range set.Tile(&a) {
+				for i := range set.Tile(&a, kernel.Tiled(s)) {
 					set.Arrange(&a, i)
 				}
 				out := atPageEnd(t, make([]float32, tokens*rows))

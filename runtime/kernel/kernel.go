@@ -29,8 +29,10 @@ type Set struct {
 	// quantizeFine and panelFine are the same for Fine, codes as int16; nil where the set keeps planes of int8.
 	quantizeFine func(q []int16, scale, sum, x []float32)
 	panelFine    func(p panelArgs)
-	// tiles is whether panel4 and panelFine take tiles of tokens, where activations are arranged in them.
+	// tiles is whether panel4, panelFine and panelTable take tiles of tokens, where activations are arranged in them.
 	tiles bool
+	// widen lays out the codes and scales of four tokens for panelTable; nil without tiles.
+	widen func(to []uint32, q []int8, scale []float32, blocks int)
 	// panelTable multiplies panels whose codes stand for the entries of a table: see byTable.
 	panelTable func(p panelArgs)
 	// foreign multiplies panels of a Foreign matrix with tokens, and halve sums codes for it.
@@ -114,12 +116,13 @@ type Activations struct {
 	Sum    []float32 // [Tokens][Blocks], sum of the block's codes
 	Halves []int16   // [Tokens][Blocks][2], sums of its halves, where ResizeHalves and Halve were called
 
-	tiles tiling
+	tiles, wide tiling
 }
 
 // Resize makes room for tokens vectors of cols elements. Contents are undefined afterwards.
 func (a *Activations) Resize(tokens, cols int) {
-	a.Tokens, a.Cols, a.Blocks, a.tiles.valid = tokens, cols, (cols+packed.Block-1)/packed.Block, false
+	a.Tokens, a.Cols, a.Blocks = tokens, cols, (cols+packed.Block-1)/packed.Block
+	a.tiles.valid, a.wide.valid = false, false
 	a.Q = grow(a.Q, tokens*a.Blocks*packed.Block)
 	a.Scale = grow(a.Scale, tokens*a.Blocks)
 	a.Sum = grow(a.Sum, tokens*a.Blocks)
@@ -174,6 +177,7 @@ type panelArgs struct {
 	scale, sum []float32
 	tokens     int
 	tiles      tiling // of all tokens there are
+	wide       tiling // the same
 	first      int    // which of them is the first here
 
 	out    []float32 // out[token·stride + 8·panel + row] is set, row < 8
@@ -195,7 +199,7 @@ func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels in
 		scheme: m.Scheme, data: m.Panels(p, panels), panels: panels, cols: m.Cols,
 		q:     a.Q[first*b*packed.Block : (first+n)*b*packed.Block],
 		scale: a.Scale[first*b : (first+n)*b], sum: a.Sum[first*b : (first+n)*b],
-		tokens: n, tiles: a.tiles, first: first, out: out, stride: stride,
+		tokens: n, tiles: a.tiles, wide: a.wide, first: first, out: out, stride: stride,
 	}
 	loop := s.panel4
 	switch {

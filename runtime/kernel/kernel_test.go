@@ -1,6 +1,7 @@
 package kernel_test
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -325,15 +326,18 @@ func TestBestObeysTheEnvironment(t *testing.T) {
 func BenchmarkPanel(b *testing.B) {
 	const rows, cols = 512, 2048
 	for _, set := range kernel.Available() {
-		for _, s := range []packed.Scheme{{Bits: 4, Group: 32}, {Bits: 4, Group: 128}, {Bits: 8, Group: 128}} {
-			for _, tokens := range []int{1, 16} {
-				b.Run(set.Name+"/"+s.String()+"/"+map[int]string{1: "T=1", 16: "T=16"}[tokens], func(b *testing.B) {
+		for _, s := range []packed.Scheme{{Bits: 4, Group: 32}, {Bits: 4, Group: 128}, {Bits: 8, Group: 128}, {Bits: 4, Group: 32, Codebook: true}, {Bits: 4, Group: 16, Codebook: true, TwoLevel: true}} {
+			for _, tokens := range []int{1, 8, 16, 128} {
+				b.Run(fmt.Sprintf("%s/%s/T=%d", set.Name, s, tokens), func(b *testing.B) {
 					r := rand.New(rand.NewPCG(1, 2))
 					m := randomMatrix(b, s, rows, cols, r, false)
 					var a kernel.Activations
 					a.Resize(tokens, cols)
 					for i := range tokens {
 						set.Quantize(&a, i, randomVector(cols, r))
+					}
+					for i := range set.Tile(&a, kernel.Tiled(s)) {
+						set.Arrange(&a, i)
 					}
 					out := make([]float32, tokens*rows)
 					b.ReportAllocs()

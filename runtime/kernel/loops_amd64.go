@@ -154,6 +154,51 @@ func avx2Table4x16x1(out *float32, outStride int, data *byte, q *int8, scale *fl
 //go:noescape
 func avx2Table4x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
+// avx2Widen3x0 looks up blocks of 3-bit codes of a panel, for one of two panels in turn; span is in blocks.
+//
+//go:noescape
+func avx2Widen3x0(to *float32, data *byte, blocks int, span int, groups int, table *byte)
+
+// avx2Widen3x32 looks up blocks of 3-bit codes of a panel, for one of two panels in turn; span is in blocks.
+//
+//go:noescape
+func avx2Widen3x32(to *float32, data *byte, blocks int, span int, groups int, table *byte)
+
+// avx2Widen3x16 looks up blocks of 3-bit codes of a panel, for one of two panels in turn; span is in blocks.
+//
+//go:noescape
+func avx2Widen3x16(to *float32, data *byte, blocks int, span int, groups int, table *byte)
+
+// avx2Widen4x0 looks up blocks of 4-bit codes of a panel, for one of two panels in turn; span is in blocks.
+//
+//go:noescape
+func avx2Widen4x0(to *float32, data *byte, blocks int, span int, groups int, table *byte)
+
+// avx2Widen4x32 looks up blocks of 4-bit codes of a panel, for one of two panels in turn; span is in blocks.
+//
+//go:noescape
+func avx2Widen4x32(to *float32, data *byte, blocks int, span int, groups int, table *byte)
+
+// avx2Widen4x16 looks up blocks of 4-bit codes of a panel, for one of two panels in turn; span is in blocks.
+//
+//go:noescape
+func avx2Widen4x16(to *float32, data *byte, blocks int, span int, groups int, table *byte)
+
+// avx2ArrangeWide widens the codes of four tokens to int16 and lays them out block after block: of four neighbours the first and the third and then the second and the fourth, as bytes of weights come apart, for each token in turn; then the scales.
+//
+//go:noescape
+func avx2ArrangeWide(to *uint32, q *int8, scale *float32, blocks int)
+
+// avx2WideWhole multiplies two panels' weights, as the loops above lay them out, with tokens by fours, as avx2ArrangeWide does, and sets out to the sums with sums, 16 a token, or without where it is nil; strides are in bytes, xStride from four to four.
+//
+//go:noescape
+func avx2WideWhole(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride int, fours int, blocks int)
+
+// avx2WideHalf multiplies two panels' weights, as the loops above lay them out, with tokens by fours, as avx2ArrangeWide does, and sets out to the sums with sums, 16 a token, or without where it is nil; strides are in bytes, xStride from four to four.
+//
+//go:noescape
+func avx2WideHalf(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride int, fours int, blocks int)
+
 // avx2Dense4x3 multiplies 4 rows of cols float32 with 3 tokens of as many; outStride is in bytes. cols is a multiple of 8.
 //
 //go:noescape

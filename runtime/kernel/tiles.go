@@ -18,14 +18,15 @@ type tiling struct {
 // tileTokens is the number of tokens of a tile.
 const tileTokens = 8
 
-// resize makes room for the whole tiles among tokens and returns their number. words is the number of dwords of a token's block.
+// resize makes room for the whole tiles among tokens and returns their number. words is the number of dwords of a token's block,
+// with what belongs to it.
 func (l *tiling) resize(tokens, blocks, words int) int {
 	n := tokens / tileTokens
 	l.valid = n > 0 && blocks > 0
 	if !l.valid {
 		return 0
 	}
-	l.data = grow(l.data, n*tileTokens*blocks*(words+2))
+	l.data = grow(l.data, n*tileTokens*blocks*words)
 	return n
 }
 
@@ -54,21 +55,48 @@ func arrange[T int8 | int16](l *tiling, tile int, q []T, scale, sum []float32, b
 	}
 }
 
-// Tiled reports whether tiles of Activations are of use to a matrix of the scheme.
-func Tiled(s packed.Scheme) bool { return s.Bits == 4 && !byTable(s) }
+// Tiles is a choice of the ways in which tiles of Activations are laid out.
+type Tiles uint8
+
+const (
+	Narrow Tiles = 1 << iota // codes as they are
+	Wide                     // codes as int16
+)
+
+// Tiled gives the tiles of Activations that are of use to a matrix of the scheme.
+func Tiled(s packed.Scheme) Tiles {
+	switch {
+	case byTable(s):
+		return Wide
+	case s.Bits == 4:
+		return Narrow
+	}
+	return 0
+}
 
 // Tile prepares a for products with several tokens at a time, once all of them are set: it returns the number of tiles, each of
 // which Arrange then has to set before MulPanels; 0 where the set has no use for them.
-func (s *Set) Tile(a *Activations) int {
+func (s *Set) Tile(a *Activations, tiles Tiles) (n int) {
 	if !s.tiles {
 		return 0
 	}
-	return a.tiles.resize(a.Tokens, a.Blocks, packed.Block/4)
+	if tiles&Narrow != 0 {
+		n = a.tiles.resize(a.Tokens, a.Blocks, packed.Block/4+2)
+	}
+	if tiles&Wide != 0 {
+		n = a.wide.resize(a.Tokens, a.Blocks, wideWords)
+	}
+	return n
 }
 
 // Arrange sets a tile. Different ones may be set at the same time.
 func (s *Set) Arrange(a *Activations, tile int) {
-	arrange(&a.tiles, tile, a.Q, a.Scale, a.Sum, a.Blocks)
+	if a.tiles.valid {
+		arrange(&a.tiles, tile, a.Q, a.Scale, a.Sum, a.Blocks)
+	}
+	if a.wide.valid {
+		s.arrangeWide(&a.wide, tile, a.Q, a.Scale, a.Blocks)
+	}
 }
 
 // TileFine is Tile for a Fine.
@@ -76,7 +104,7 @@ func (s *Set) TileFine(f *Fine) int {
 	if !s.tiles || !s.wide() {
 		return 0
 	}
-	return f.tiles.resize(f.Tokens, f.Blocks, packed.Block/2)
+	return f.tiles.resize(f.Tokens, f.Blocks, packed.Block/2+2)
 }
 
 // ArrangeFine is Arrange for a Fine.

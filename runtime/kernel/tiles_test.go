@@ -19,8 +19,11 @@ func TestTilesGiveTheBitsOfSingleTokens(t *testing.T) {
 		for _, s := range []packed.Scheme{
 			{Bits: 4, Group: 32}, {Bits: 4, Group: 256}, {Bits: 4, Group: 32, Asym: true}, {Bits: 4, Group: 128, Asym: true},
 			{Bits: 8, Group: 32}, {Bits: 8, Group: 256}, {Bits: 8, Group: 64, Asym: true},
+			{Bits: 4, Group: 32, Codebook: true}, {Bits: 4, Group: 128, Codebook: true}, {Bits: 4, Group: 32, TwoLevel: true},
+			{Bits: 4, Group: 32, Codebook: true, TwoLevel: true}, {Bits: 4, Group: 16, Codebook: true, TwoLevel: true}, {Bits: 4, Group: 16, TwoLevel: true},
+			{Bits: 3, Group: 32}, {Bits: 3, Group: 256, Codebook: true}, {Bits: 3, Group: 32, TwoLevel: true}, {Bits: 3, Group: 16, Codebook: true, TwoLevel: true},
 		} {
-			for _, cols := range []int{1, 32, 65, 992, 1024, 1056, 2049, 2340, 4200} {
+			for _, cols := range []int{1, 32, 49, 65, 273, 992, 1024, 1056, 2049, 2340, 4200} {
 				m := randomMatrix(t, s, rows, cols, r, cols%2 == 0)
 				for _, tokens := range []int{5, 6, 7, 8, 9, 12, 13, 14, 16, 23, 24} {
 					if cols > 1100 && tokens > 16 {
@@ -35,8 +38,8 @@ func TestTilesGiveTheBitsOfSingleTokens(t *testing.T) {
 						set.Quantize(&a, i, x)
 						set.QuantizeFine(&f, i, x, make([]float32, cols))
 					}
-					n := set.Tile(&a)
-					if set.Name == "avx2" {
+					n := set.Tile(&a, kernel.Tiled(s))
+					if set.Name == "avx2" && s.Bits < 8 {
 						require.Equal(t, (tokens+first)/8, n)
 					}
 					for i := range n {
@@ -71,14 +74,25 @@ func TestTilesGiveTheBitsOfSingleTokens(t *testing.T) {
 func TestPanelsAreExact(t *testing.T) {
 	r := rand.New(rand.NewPCG(53, 54))
 	for _, set := range kernel.Available() {
-		for _, s := range []packed.Scheme{{Bits: 4, Group: 32}, {Bits: 8, Group: 32}, {Bits: 8, Group: 32, Asym: true}} {
+		for _, s := range []packed.Scheme{
+			{Bits: 4, Group: 32}, {Bits: 8, Group: 32}, {Bits: 8, Group: 32, Asym: true},
+			{Bits: 4, Group: 32, Codebook: true}, {Bits: 4, Group: 16, Codebook: true, TwoLevel: true}, {Bits: 3, Group: 32, Codebook: true, TwoLevel: true},
+		} {
 			least, most := s.Levels()
-			lowest := -128 // of activations
-			if s.Bits == 8 {
+			lowest, tokens, panels := -128, 15, 1 // lowest of activations
+			switch {
+			case s.Bits == 8:
 				lowest = -127 // where weights have a sign, -128 has no opposite
+			case s.Codebook && set.Name == "avx2":
+				tokens, panels = 16, 2 // what is not a whole tile has none either
+			case s.Codebook && set.Name != "generic":
+				lowest = -127
+			}
+			var book [16]int8
+			for i := range book {
+				book[i] = []int8{-128, 127, -128, -127, -1, 0, 64}[(i+i/8)%7]
 			}
 			for round := range 40 {
-				const tokens = 15
 				panel := make([]packed.Codes, packed.Panel)
 				for i := range panel {
 					panel[i] = packed.NewCodes(s, packed.Block)
@@ -89,10 +103,17 @@ func TestPanelsAreExact(t *testing.T) {
 					if s.Asym {
 						panel[i].Zeros[0] = 131
 					}
+					for g := range panel[i].Subs {
+						panel[i].Subs[g] = 1
+					}
 				}
-				data := make([]byte, s.Bytes(packed.Panel, packed.Block))
-				packed.PackPanel(s, data, panel, packed.Block)
-				m, err := packed.NewMatrix(s, packed.Panel, packed.Block, data)
+				data := make([]byte, s.Bytes(panels*packed.Panel, packed.Block))
+				out := packed.PutPrelude(s, data, &book, 0)
+				size := s.PanelBytes(packed.Block)
+				for p := range panels {
+					packed.PackPanel(s, out[p*size:(p+1)*size], panel, packed.Block)
+				}
+				m, err := packed.NewMatrix(s, panels*packed.Panel, packed.Block, data)
 				require.NoError(t, err)
 				var a kernel.Activations
 				a.Resize(tokens, packed.Block)
@@ -105,18 +126,23 @@ func TestPanelsAreExact(t *testing.T) {
 					}
 					a.Scale[i], a.Sum[i] = 1, float32(sum)
 				}
-				for i := range set.Tile(&a) {
+				for i := range set.Tile(&a, kernel.Tiled(s)) {
 					set.Arrange(&a, i)
 				}
-				out := make([]float32, tokens*packed.Panel)
-				set.MulPanels(out, packed.Panel, m, 0, 1, &a, 0, tokens)
+				stride := panels * packed.Panel
+				got := make([]float32, tokens*stride)
+				set.MulPanels(got, stride, m, 0, panels, &a, 0, tokens)
 				for i := range tokens {
-					for row := range panel {
+					for row := range stride {
 						var want int64
-						for k, c := range panel[row].Codes {
-							want += (int64(c) - int64(s.Zero(131))) * int64(a.Q[i*packed.Block+k])
+						for k, c := range panel[row%packed.Panel].Codes {
+							w := int64(c) - int64(s.Zero(131))
+							if s.Codebook {
+								w = int64(book[c])
+							}
+							want += w * int64(a.Q[i*packed.Block+k])
 						}
-						require.Equal(t, float32(want), out[i*packed.Panel+row], "%s %s token %d row %d", set.Name, s, i, row)
+						require.Equal(t, float32(want), got[i*stride+row], "%s %s token %d row %d", set.Name, s, i, row)
 					}
 				}
 			}

@@ -31,11 +31,11 @@ func unitPanels(size int) int { return max(panelsPerUnit, bytesPerUnit/max(size,
 type job struct {
 	x              []float32
 	tokens, stride int
-	coarse, fine   bool    // codes that products need
-	rest           bool    // what the coarse ones leave, in a second plane
-	halves         bool    // sums of half blocks of codes
-	tiled          bool    // coarse codes are multiplied with several tokens at a time
-	limit          float32 // of activations, by calibration; 0 where they are scaled by what they are
+	coarse, fine   bool         // codes that products need
+	rest           bool         // what the coarse ones leave, in a second plane
+	halves         bool         // sums of half blocks of codes
+	tiles          kernel.Tiles // of coarse codes, for several tokens at a time
+	limit          float32      // of activations, by calibration; 0 where they are scaled by what they are
 	products       []product
 }
 
@@ -73,7 +73,9 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 			j.fine = true
 		}
 		j.halves = j.halves || p.w.form != nil && p.w.form.Layout == kernel.Super6
-		j.tiled = j.tiled || j.coarse && p.w.matrix != nil && kernel.Tiled(p.w.matrix.Scheme)
+		if j.coarse && p.w.matrix != nil {
+			j.tiles |= kernel.Tiled(p.w.matrix.Scheme)
+		}
 		for i := range p.w.shares {
 			e.counts[i] += p.w.shares[i].units()
 		}
@@ -82,8 +84,8 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 	if j.coarse || j.fine {
 		e.pool.Run(tokens, s.steps.quantize)
 	}
-	if j.tiled {
-		e.pool.Run(e.kernels.Tile(&s.codes), s.steps.arrange)
+	if j.tiles != 0 {
+		e.pool.Run(e.kernels.Tile(&s.codes, j.tiles), s.steps.arrange)
 	}
 	if j.fine {
 		e.pool.Run(e.kernels.TileFine(&s.fine), s.steps.arrangeFine)

@@ -43,6 +43,7 @@ func main() {
 		panels512(bits, 4)
 	}
 	tables()
+	wides()
 	dense(4, 3)
 	dense(4, 1)
 	dense512(4, 5)

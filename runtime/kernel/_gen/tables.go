@@ -180,31 +180,7 @@ func tableHalf(dots []reg.VecVirtual, entries reg.VecVirtual, base, q, stride re
 	third := beyond(q, stride, tokens)
 	w, abs, x := YMM(), YMM(), YMM()
 	for i := range 4 { // four columns each
-		if bits == 4 {
-			VMOVDQU(at(base, 32*i), w)
-			if half == 1 {
-				VPSRLW(Imm(4), w, w)
-			}
-			VPAND(nibbles, w, w)
-		} else {
-			// Field f of the two low bits, bit 2f+v of the third: see packed.Code3.
-			f, v := 2*half+i/2, i%2
-			VMOVDQU(at(base, 32*v), w)
-			if f > 0 {
-				VPSRLW(Imm(uint64(2*f)), w, w)
-			}
-			VPAND(twoBits, w, w)
-			VMOVDQU(at(base, 64), x)
-			switch shift := 2*f + v - 2; {
-			case shift > 0:
-				VPSRLW(Imm(uint64(shift)), x, x)
-			case shift < 0:
-				VPSLLW(Imm(uint64(-shift)), x, x)
-			}
-			VPAND(thirdBits, x, x)
-			VPOR(x, w, w)
-		}
-		VPSHUFB(w, entries, w)
+		lookUp(w, x, entries, base, bits, half, i)
 		VPABSB(w, abs)
 		for t := range dots {
 			VPBROADCASTD(token(q, stride, third, t, 16*half+4*i), x)
@@ -218,4 +194,33 @@ func tableHalf(dots []reg.VecVirtual, entries reg.VecVirtual, base, q, stride re
 			VPADDD(x, dots[t], dots[t])
 		}
 	}
+}
+
+// lookUp sets w to what the codes of columns 16·half + 4i … 16·half + 4i + 3 of a block stand for; x is lost.
+func lookUp(w, x, entries reg.VecVirtual, base reg.Register, bits, half, i int) {
+	if bits == 4 {
+		VMOVDQU(at(base, 32*i), w)
+		if half == 1 {
+			VPSRLW(Imm(4), w, w)
+		}
+		VPAND(nibbles, w, w)
+	} else {
+		// Field f of the two low bits, bit 2f+v of the third: see packed.Code3.
+		f, v := 2*half+i/2, i%2
+		VMOVDQU(at(base, 32*v), w)
+		if f > 0 {
+			VPSRLW(Imm(uint64(2*f)), w, w)
+		}
+		VPAND(twoBits, w, w)
+		VMOVDQU(at(base, 64), x)
+		switch shift := 2*f + v - 2; {
+		case shift > 0:
+			VPSRLW(Imm(uint64(shift)), x, x)
+		case shift < 0:
+			VPSLLW(Imm(uint64(-shift)), x, x)
+		}
+		VPAND(thirdBits, x, x)
+		VPOR(x, w, w)
+	}
+	VPSHUFB(w, entries, w)
 }
