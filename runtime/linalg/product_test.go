@@ -1,6 +1,7 @@
 package linalg_test
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -95,5 +96,24 @@ func TestMulTriangle(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// BenchmarkAddProduct multiplies 2048 × n by n × 1024: what OpenBLAS is held against.
+func BenchmarkAddProduct(b *testing.B) {
+	const rows, cols = 2048, 1024
+	r := rand.New(rand.NewPCG(15, 16))
+	for _, c := range []struct{ n, threads int }{{512, 1}, {512, 2}, {1024, 1}, {1024, 2}} {
+		n, threads := c.n, c.threads
+		x, y, h := normal(rows*n, r), normal(cols*n, r), make([]float32, rows*cols)
+		b.Run(fmt.Sprintf("n=%d/threads=%d", n, threads), func(b *testing.B) {
+			p := pool.New(threads)
+			defer p.Close()
+			s := linalg.New(kernel.Available()[len(kernel.Available())-1], p)
+			for b.Loop() {
+				s.AddProduct(h, x, rows, y, cols, n)
+			}
+			b.ReportMetric(2*rows*cols*float64(n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+		})
 	}
 }
