@@ -40,6 +40,9 @@ type Set struct {
 	halve   func(halves []int16, q []int8)
 	// dense multiplies rows of float32 with tokens: see MulDense.
 	dense func(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int)
+	// mulSliver multiplies rows of float32 with rows laid out by packSliver: see MulSliver and PackSliver.
+	mulSliver  func(out []float32, stride int, a []float32, aStride, rows int, sliver []float32, cols, n int, add bool)
+	packSliver func(to, b []float32, stride, rows, n int)
 
 	dot  func(x, y []float32) float32
 	axpy func(a float32, x, y []float32)
@@ -74,7 +77,8 @@ func Generic() *Set {
 		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric, panelTable: tableGeneric,
 		quantizeFine: quantizeFineGeneric, panelFine: panelFineGeneric,
 		foreign: foreignGeneric, halve: halveGeneric,
-		dense: denseGeneric, dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,
+		dense: denseGeneric, mulSliver: mulSliverGeneric, packSliver: packSliverGeneric,
+		dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,
 		decodeF16: half.DecodeF16, decodeBF16: half.DecodeBF16,
 		F32: vectorsGeneric(widenF32), F16: vectorsGeneric(widenF16), I8: vectorsGeneric(widenI8),
 		gate: gateGeneric, multiply: multiplyGeneric, greatest: greatestGeneric, encodeF16: encodeF16Generic,

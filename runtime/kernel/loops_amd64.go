@@ -209,6 +209,36 @@ func avx2Dense4x3(out *float32, outStride int, w *float32, x *float32, cols int)
 //go:noescape
 func avx2Dense4x1(out *float32, outStride int, w *float32, x *float32, cols int)
 
+// avx2Sliver1 multiplies 1 rows of n float32, n not 0, with a sliver, and adds to out what was there if add is set; strides are in bytes.
+//
+//go:noescape
+func avx2Sliver1(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)
+
+// avx2Sliver2 multiplies 2 rows of n float32, n not 0, with a sliver, and adds to out what was there if add is set; strides are in bytes.
+//
+//go:noescape
+func avx2Sliver2(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)
+
+// avx2Sliver3 multiplies 3 rows of n float32, n not 0, with a sliver, and adds to out what was there if add is set; strides are in bytes.
+//
+//go:noescape
+func avx2Sliver3(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)
+
+// avx2Sliver4 multiplies 4 rows of n float32, n not 0, with a sliver, and adds to out what was there if add is set; strides are in bytes.
+//
+//go:noescape
+func avx2Sliver4(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)
+
+// avx2Sliver6 multiplies 6 rows of n float32, n not 0, with a sliver, and adds to out what was there if add is set; strides are in bytes.
+//
+//go:noescape
+func avx2Sliver6(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)
+
+// avx2PackSliver lays out 8 rows of n float32, a multiple of 8 that is not 0, as half the width of a sliver; stride is in bytes.
+//
+//go:noescape
+func avx2PackSliver(sliver *float32, b *float32, stride int, n int)
+
 // avx512Dense4x5 multiplies 4 rows of cols float32 with 5 tokens of as many; outStride is in bytes. cols is a multiple of 16.
 //
 //go:noescape

@@ -17,59 +17,37 @@ import (
 // ErrNotPositiveDefinite means that a matrix has no Cholesky factor in the precision at hand.
 var ErrNotPositiveDefinite = errors.New("matrix is not positive definite")
 
-// Sizes of the pieces that products are made of: rows of either factor, and how many elements of these are summed at a time.
-// Both pieces fit into the second cache together.
-const (
-	tile  = 64
-	depth = 512
-)
+// tile is the size of the blocks of rows that factors and inverses are made of.
+const tile = 64
 
 // Scratch is what one worker needs for products. The zero Scratch is ready.
-type Scratch struct{ a, b, out, part, turned []float32 }
+type Scratch struct{ rows, sliver, part []float32 }
 
 // Mul sets dst[i·dstStride + j] = Σ_p a[i·aStride + p]·b[j·bStride + p] for i < rows, j < cols, p < n.
 func (s *Scratch) Mul(k *kernel.Set, dst []float32, dstStride int, a []float32, aStride, rows int, b []float32, bStride, cols, n int) {
-	for j := 0; j < cols; j += tile {
-		s.mulTile(k, dst[j:], dstStride, a, aStride, rows, b[j*bStride:], bStride, min(tile, cols-j), n)
-	}
-}
-
-// mulTile is Mul of at most tile columns, of which each part is gathered once for all rows.
-func (s *Scratch) mulTile(k *kernel.Set, dst []float32, dstStride int, a []float32, aStride, rows int, b []float32, bStride, cols, n int) {
-	for i := range rows {
-		clear(dst[i*dstStride : i*dstStride+cols])
-	}
-	s.out = room(s.out, tile*tile)
-	for at := 0; at < n; at += depth {
+	s.sliver = room(s.sliver, depth*width)
+	for at := 0; at < max(n, 1); at += depth {
 		part := min(depth, n-at)
-		padded := (part + 7) &^ 7 // whole vectors
-		var pa, pb []float32
-		s.b, pb = gather(s.b, b[at:], bStride, cols, part, padded)
-		for i := 0; i < rows; i += tile {
-			ni := min(tile, rows-i)
-			s.a, pa = gather(s.a, a[i*aStride+at:], aStride, ni, part, padded)
-			k.MulDense(s.out, cols, pb, cols, padded, pa, ni)
-			for r := range ni {
-				to := dst[(i+r)*dstStride : (i+r)*dstStride+cols]
-				for j, v := range s.out[r*cols : (r+1)*cols] {
-					to[j] += v
-				}
+		for i := 0; i < rows; i += tall {
+			count := min(tall, rows-i)
+			own, stride := s.gather(a[i*aStride+at:], aStride, count, part)
+			for j := 0; j < cols; j += width {
+				wide := min(width, cols-j)
+				k.PackSliver(s.sliver, b[j*bStride+at:], bStride, wide, part)
+				k.MulSliver(dst[i*dstStride+j:], dstStride, own, stride, count, s.sliver, wide, part, at > 0)
 			}
 		}
 	}
 }
 
-// gather copies n elements of each of the rows, filled up with zeros to padded; rows that lie like that are taken where they are.
-func gather(to, from []float32, stride, rows, n, padded int) (scratch, found []float32) {
-	if stride == padded && n == padded {
-		return to, from[:rows*n]
-	}
-	to = room(to, tile*depth)
+// gather copies n elements, at most depth, of each of some rows. Rows that lie a power of two apart, as those of large matrices do, would
+// take the same places of the first cache from one another.
+func (s *Scratch) gather(a []float32, stride, rows, n int) (own []float32, ownStride int) {
+	s.rows = room(s.rows, rows*apart)
 	for i := range rows {
-		copy(to[i*padded:], from[i*stride:i*stride+n])
-		clear(to[i*padded+n : (i+1)*padded])
+		copy(s.rows[i*apart:i*apart+n], a[i*stride:])
 	}
-	return to, to[:rows*padded]
+	return s.rows, apart
 }
 
 func room(s []float32, n int) []float32 {
@@ -84,6 +62,7 @@ type Solver struct {
 	kernels *kernel.Set
 	pool    *pool.Pool
 	scratch []Scratch
+	slivers []float32 // that workers share
 }
 
 // New returns a solver. One computation at a time.
@@ -97,27 +76,6 @@ func (s *Solver) Kernels() *kernel.Set { return s.kernels }
 // Run calls fn for each i < n on the threads, each with scratch space of its own.
 func (s *Solver) Run(n int, fn func(i int, w *Scratch)) {
 	s.pool.Run(n, func(worker, i int) { fn(i, &s.scratch[worker]) })
-}
-
-// AddGram adds X Xᵀ to the upper triangle of h, [n][n], where x is X, [n][m]: of each row of h the elements from the diagonal on.
-// A sum over m is made in parts of at most 512 and these are added in order: with m up to 512 a call, and c calls, the relative
-// error of an element whose terms have one sign stays below (64 + c)·2⁻²⁴.
-func (s *Solver) AddGram(h []float32, n int, x []float32, m int) {
-	s.Run((n+tile-1)/tile, func(block int, w *Scratch) {
-		i := block * tile
-		rows := min(tile, n-i)
-		w.part = room(w.part, tile*tile)
-		for j := i; j < n; j += tile {
-			cols := min(tile, n-j)
-			w.mulTile(s.kernels, w.part, cols, x[i*m:], m, rows, x[j*m:], m, cols, m)
-			for r := range rows {
-				to := h[(i+r)*n+j : (i+r)*n+j+cols]
-				for c, v := range w.part[r*cols : (r+1)*cols] {
-					to[c] += v
-				}
-			}
-		}
-	})
 }
 
 // Mirror copies the upper triangle of h, [n][n], to the lower one.
@@ -172,7 +130,7 @@ func (s *Solver) factor(l []float32, n int) ([][]float32, error) {
 			i := j + block*tile
 			rows := min(tile, n-i)
 			w.part = room(w.part, tile*tile)
-			w.mulTile(s.kernels, w.part, cols, l[i*n:], n, rows, l[j*n:], n, cols, j)
+			w.Mul(s.kernels, w.part, cols, l[i*n:], n, rows, l[j*n:], n, cols, j)
 			for r := range rows {
 				to := l[(i+r)*n+j : (i+r)*n+j+cols]
 				for c, v := range w.part[r*cols : (r+1)*cols] {
@@ -189,7 +147,7 @@ func (s *Solver) factor(l []float32, n int) ([][]float32, error) {
 			i := j + cols + block*tile
 			rows := min(tile, n-i)
 			w.part = room(w.part, tile*tile)
-			w.mulTile(s.kernels, w.part, cols, l[i*n+j:], n, rows, inverse, tile, cols, cols)
+			w.Mul(s.kernels, w.part, cols, l[i*n+j:], n, rows, inverse, tile, cols, cols)
 			for r := range rows {
 				copy(l[(i+r)*n+j:(i+r)*n+j+cols], w.part[r*cols:(r+1)*cols])
 			}
@@ -247,8 +205,8 @@ func (s *Solver) invert(l []float32, n int, inverses [][]float32) []float32 {
 			// The part of L⁻¹ above, from column k on, times this row of blocks of L.
 			w.part = room(w.part, 2*tile*tile)
 			sum, done := w.part[:tile*tile], w.part[tile*tile:]
-			w.mulTile(s.kernels, sum, rows, t[k*n+k:], n, tile, l[i*n+k:], n, rows, i-k)
-			w.mulTile(s.kernels, done, rows, sum, rows, tile, inverse, tile, rows, rows)
+			w.Mul(s.kernels, sum, rows, t[k*n+k:], n, tile, l[i*n+k:], n, rows, i-k)
+			w.Mul(s.kernels, done, rows, sum, rows, tile, inverse, tile, rows, rows)
 			for c := range tile {
 				to := t[(k+c)*n+i : (k+c)*n+i+rows]
 				for r, v := range done[c*rows : (c+1)*rows] {

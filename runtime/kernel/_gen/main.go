@@ -46,6 +46,7 @@ func main() {
 	wides()
 	dense(4, 3)
 	dense(4, 1)
+	slivers()
 	dense512(4, 5)
 	dense512(4, 1)
 	dot()

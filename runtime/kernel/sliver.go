@@ -1,0 +1,76 @@
+package kernel
+
+// SliverWidth is how many rows of a matrix a sliver holds.
+const SliverWidth = 16
+
+// PackSliver lays out some rows of a matrix, at most SliverWidth, of n elements each and stride apart, column by column, as MulSliver takes
+// them: to[k·SliverWidth + j] = b[j·stride + k] for j < rows, and 0 for the others.
+func (s *Set) PackSliver(to, b []float32, stride, rows, n int) {
+	if rows == 0 || n == 0 {
+		clear(to[:n*SliverWidth])
+		return
+	}
+	s.packSliver(to[:n*SliverWidth], b[:(rows-1)*stride+n], stride, rows, n)
+}
+
+// MulSliver multiplies rows of a with the cols rows that a sliver was made of:
+//
+//	out[i·stride + j] = Σ_k a[i·aStride + k] · sliver[k·SliverWidth + j],  i < rows, j < cols, k < n
+//
+// and adds what out held before if add is set. Each sum is made over k in order, whatever the shape: so large products are made in
+// parts of some hundred columns, which keep a sliver in the first cache. This is the inner loop of Goto and van de Geijn, "Anatomy of
+// High-Performance Matrix Multiplication", 2008.
+func (s *Set) MulSliver(out []float32, stride int, a []float32, aStride, rows int, sliver []float32, cols, n int, add bool) {
+	if rows == 0 || cols == 0 {
+		return
+	}
+	out, a, sliver = out[:(rows-1)*stride+cols], a[:max((rows-1)*aStride+n, 0)], sliver[:n*SliverWidth]
+	if n == 0 {
+		if !add {
+			for i := range rows {
+				clear(out[i*stride : i*stride+cols])
+			}
+		}
+		return
+	}
+	s.mulSliver(out, stride, a, aStride, rows, sliver, cols, n, add)
+}
+
+func packSliverGeneric(to, b []float32, stride, rows, n int) {
+	for j := range rows {
+		for k, v := range b[j*stride : j*stride+n] {
+			to[k*SliverWidth+j] = v
+		}
+	}
+	for j := rows; j < SliverWidth; j++ {
+		for k := range n {
+			to[k*SliverWidth+j] = 0
+		}
+	}
+}
+
+func mulSliverGeneric(out []float32, stride int, a []float32, aStride, rows int, sliver []float32, cols, n int, add bool) {
+	for i := range rows {
+		row := a[i*aStride : i*aStride+n]
+		var sums [SliverWidth]float32
+		for j := 0; j < cols; j += 4 { // as many sums as there are registers for
+			var s0, s1, s2, s3 float32
+			for k, v := range row {
+				w := (*[4]float32)(sliver[k*SliverWidth+j:])
+				s0 += v * w[0]
+				s1 += v * w[1]
+				s2 += v * w[2]
+				s3 += v * w[3]
+			}
+			*(*[4]float32)(sums[j:]) = [4]float32{s0, s1, s2, s3}
+		}
+		to := out[i*stride : i*stride+cols]
+		for j := range to {
+			if add {
+				to[j] += sums[j]
+			} else {
+				to[j] = sums[j]
+			}
+		}
+	}
+}

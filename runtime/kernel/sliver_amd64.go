@@ -1,0 +1,60 @@
+//go:build amd64 && !noasm
+
+package kernel
+
+// packSliverAVX2 turns whole squares of eight, and leaves the rest to packSliverGeneric.
+func packSliverAVX2(to, b []float32, stride, rows, n int) {
+	whole := n &^ 7
+	if rows < SliverWidth || whole == 0 {
+		packSliverGeneric(to, b, stride, rows, n)
+		return
+	}
+	avx2PackSliver(&to[0], &b[0], 4*stride, whole)
+	avx2PackSliver(&to[8], &b[8*stride], 4*stride, whole)
+	if whole < n {
+		packSliverGeneric(to[whole*SliverWidth:], b[whole:], stride, rows, n-whole)
+	}
+}
+
+// mulSliverAVX2 takes rows by sixes. Results of less than the whole width are made beside and copied.
+func mulSliverAVX2(out []float32, stride int, a []float32, aStride, rows int, sliver []float32, cols, n int, add bool) {
+	if cols < SliverWidth {
+		mulNarrowAVX2(out, stride, a, aStride, rows, sliver, cols, n, add)
+		return
+	}
+	i := 0
+	for ; i+6 <= rows; i += 6 {
+		avx2Sliver6(&out[i*stride], 4*stride, &a[i*aStride], 4*aStride, &sliver[0], n, add)
+	}
+	if i+4 <= rows {
+		avx2Sliver4(&out[i*stride], 4*stride, &a[i*aStride], 4*aStride, &sliver[0], n, add)
+		i += 4
+	}
+	switch rows - i {
+	case 1:
+		avx2Sliver1(&out[i*stride], 4*stride, &a[i*aStride], 4*aStride, &sliver[0], n, add)
+	case 2:
+		avx2Sliver2(&out[i*stride], 4*stride, &a[i*aStride], 4*aStride, &sliver[0], n, add)
+	case 3:
+		avx2Sliver3(&out[i*stride], 4*stride, &a[i*aStride], 4*aStride, &sliver[0], n, add)
+	}
+}
+
+func mulNarrowAVX2(out []float32, stride int, a []float32, aStride, rows int, sliver []float32, cols, n int, add bool) {
+	const span = 6
+	var beside [span * SliverWidth]float32
+	for i := 0; i < rows; i += span {
+		count := min(span, rows-i)
+		mulSliverAVX2(beside[:], SliverWidth, a[i*aStride:], aStride, count, sliver, SliverWidth, n, false)
+		for r := range count {
+			to, from := out[(i+r)*stride:(i+r)*stride+cols], beside[r*SliverWidth:]
+			for j := range to {
+				if add {
+					to[j] += from[j]
+				} else {
+					to[j] = from[j]
+				}
+			}
+		}
+	}
+}
