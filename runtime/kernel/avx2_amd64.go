@@ -18,7 +18,7 @@ func machineSets() []*Set {
 		Name: "avx2", tiles: true, widen: widenAVX2, quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2, panelTable: tableAVX2,
 		quantizeFine: quantizeFineAVX2, panelFine: panelFineAVX2,
 		foreign: foreignAVX2, halve: halveAVX2,
-		dense: denseAVX2, mulSliver: mulSliverAVX2, packSliver: packSliverAVX2,
+		mulSliver: mulSliverAVX2, packSliver: packSliverAVX2, mulRows: mulRowsAVX2,
 		dot: dotAVX2, axpy: axpyAVX2, exp: expAVX2,
 		decodeF16: decodeF16AVX2, decodeBF16: decodeBF16AVX2,
 		largest: largestAVX2, encode: encodeAVX2, fit: fitAVX2, loss: lossAVX2,
@@ -28,7 +28,7 @@ func machineSets() []*Set {
 		return []*Set{&avx2}
 	}
 	avx512 := avx2
-	avx512.Name, avx512.panel4, avx512.panel8, avx512.dense = "avx512", panel4AVX512, panel8AVX512, denseAVX512
+	avx512.Name, avx512.panel4, avx512.panel8, avx512.mulSliver = "avx512", panel4AVX512, panel8AVX512, mulSliverAVX512
 	avx512.tiles, avx512.widen = false, nil
 	avx512.quantizeFine, avx512.panelFine = nil, nil // two products of int8 in one instruction each are faster
 	return []*Set{&avx2, &avx512}
@@ -155,40 +155,6 @@ func tableLoops(s packed.Scheme) (one, four tableLoop) {
 		return avx2Table4x32x1, avx2Table4x32x4
 	}
 	return avx2Table4x16x1, avx2Table4x16x4
-}
-
-// denseAVX2 tiles rows by four and tokens by three. What is left of a row beyond a multiple of eight is
-// added afterwards, for every shape alike.
-func denseAVX2(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int) {
-	whole := cols &^ 7
-	if whole != cols || whole == 0 {
-		denseRagged(out, stride, w, rows, cols, x, tokens)
-		return
-	}
-	r := 0
-	for ; r+4 <= rows; r += 4 {
-		t := 0
-		for ; t+3 <= tokens; t += 3 {
-			avx2Dense4x3(&out[t*stride+r], 4*stride, &w[r*cols], &x[t*cols], cols)
-		}
-		for ; t < tokens; t++ {
-			avx2Dense4x1(&out[t*stride+r], 4*stride, &w[r*cols], &x[t*cols], cols)
-		}
-	}
-	for ; r < rows; r++ {
-		for t := range tokens {
-			out[t*stride+r] = avx2Dot(&w[r*cols], &x[t*cols], cols)
-		}
-	}
-}
-
-// denseRagged multiplies rows that are no multiple of eight.
-func denseRagged(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int) {
-	for r := range rows {
-		for t := range tokens {
-			out[t*stride+r] = dotAVX2(w[r*cols:(r+1)*cols], x[t*cols:(t+1)*cols])
-		}
-	}
 }
 
 func dotAVX2(x, y []float32) float32 {

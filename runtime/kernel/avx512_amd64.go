@@ -49,23 +49,31 @@ func panelsAVX512(p panelArgs, odd func(panelArgs), one, four panelLoop[int8], f
 	}
 }
 
-// denseAVX512 tiles rows by four and tokens by five; rows that are no multiple of sixteen, and those beyond a
-// multiple of four, are left to narrower vectors, however many tokens there are.
-func denseAVX512(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int) {
-	tiled := rows &^ 3
-	if cols%16 != 0 || cols == 0 {
-		tiled = 0
+// mulSliverAVX512 takes rows by fourteens and the rest by powers of two. Results of less than the whole width are left to narrower vectors:
+// their sums are the same.
+func mulSliverAVX512(out []float32, stride int, a []float32, aStride, rows int, sliver []float32, cols, n int, add bool) {
+	if cols < SliverWidth {
+		mulNarrowAVX2(out, stride, a, aStride, rows, sliver, cols, n, add)
+		return
 	}
-	for r := 0; r < tiled; r += 4 {
-		t := 0
-		for ; t+5 <= tokens; t += 5 {
-			avx512Dense4x5(&out[t*stride+r], 4*stride, &w[r*cols], &x[t*cols], cols)
+	for i := 0; i < rows; {
+		to, from := &out[i*stride], &a[i*aStride]
+		switch left := rows - i; {
+		case left >= 14:
+			avx512Sliver14(to, 4*stride, from, 4*aStride, &sliver[0], n, add)
+			i += 14
+		case left >= 8:
+			avx512Sliver8(to, 4*stride, from, 4*aStride, &sliver[0], n, add)
+			i += 8
+		case left >= 4:
+			avx512Sliver4(to, 4*stride, from, 4*aStride, &sliver[0], n, add)
+			i += 4
+		case left >= 2:
+			avx512Sliver2(to, 4*stride, from, 4*aStride, &sliver[0], n, add)
+			i += 2
+		default:
+			avx512Sliver1(to, 4*stride, from, 4*aStride, &sliver[0], n, add)
+			i++
 		}
-		for ; t < tokens; t++ {
-			avx512Dense4x1(&out[t*stride+r], 4*stride, &w[r*cols], &x[t*cols], cols)
-		}
-	}
-	if tiled < rows {
-		denseAVX2(out[tiled:], stride, w[tiled*cols:], rows-tiled, cols, x, tokens)
 	}
 }

@@ -96,7 +96,12 @@ func TestLoopsStayWithinTheirBuffers(t *testing.T) {
 			}
 			x, y := atPageEnd(t, randomVector(3*cols, r)), atPageEnd(t, randomVector(7*cols, r))
 			out := atPageEnd(t, make([]float32, 3*7))
-			set.MulDense(out, 7, y, 7, cols, x, 3)
+			sliver := atPageEnd(t, make([]float32, cols*kernel.SliverWidth))
+			set.PackSliver(sliver, y, cols, 7, cols)
+			set.MulSliver(out, 7, x, cols, 3, sliver, 7, cols, false)
+			rows := atPageEnd(t, randomVector(kernel.SliverWidth*cols, r))
+			set.PackSliver(sliver, rows, cols, kernel.SliverWidth, cols)
+			set.MulSliver(atPageEnd(t, make([]float32, 3*kernel.SliverWidth)), kernel.SliverWidth, x, cols, 3, sliver, kernel.SliverWidth, cols, true)
 			set.Axpy(0.5, x[2*cols:], y[6*cols:])
 		}
 	}

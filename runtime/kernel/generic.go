@@ -122,20 +122,6 @@ func dot8(dots *[packed.Panel]int32, block *[8 * packed.Block]byte, q *[packed.B
 	}
 }
 
-// denseGeneric keeps eight partial sums a product, as a vector of eight lanes does.
-func denseGeneric(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int) {
-	for r := range rows {
-		row := w[r*cols : (r+1)*cols]
-		t := 0
-		for ; t+2 <= tokens; t += 2 {
-			out[t*stride+r], out[(t+1)*stride+r] = dot2(row, x[t*cols:(t+1)*cols], x[(t+1)*cols:(t+2)*cols])
-		}
-		if t < tokens {
-			out[t*stride+r] = dotGeneric(row, x[t*cols:(t+1)*cols])
-		}
-	}
-}
-
 func dotGeneric(x, y []float32) float32 {
 	y = y[:len(x)]
 	var a0, a1, a2, a3, a4, a5, a6, a7 float32
@@ -156,40 +142,6 @@ func dotGeneric(x, y []float32) float32 {
 		sum += v * y[i]
 	}
 	return sum
-}
-
-// dot2 is dotGeneric of one vector with two, in the same order.
-func dot2(w, x, y []float32) (float32, float32) {
-	x, y = x[:len(w)], y[:len(w)]
-	var a0, a1, a2, a3, a4, a5, a6, a7 float32
-	var b0, b1, b2, b3, b4, b5, b6, b7 float32
-	for len(w) >= 8 {
-		c, u, v := (*[8]float32)(w), (*[8]float32)(x), (*[8]float32)(y)
-		a0 += c[0] * u[0]
-		b0 += c[0] * v[0]
-		a1 += c[1] * u[1]
-		b1 += c[1] * v[1]
-		a2 += c[2] * u[2]
-		b2 += c[2] * v[2]
-		a3 += c[3] * u[3]
-		b3 += c[3] * v[3]
-		a4 += c[4] * u[4]
-		b4 += c[4] * v[4]
-		a5 += c[5] * u[5]
-		b5 += c[5] * v[5]
-		a6 += c[6] * u[6]
-		b6 += c[6] * v[6]
-		a7 += c[7] * u[7]
-		b7 += c[7] * v[7]
-		w, x, y = w[8:], x[8:], y[8:]
-	}
-	a := ((a0 + a4) + (a2 + a6)) + ((a1 + a5) + (a3 + a7))
-	b := ((b0 + b4) + (b2 + b6)) + ((b1 + b5) + (b3 + b7))
-	for i, c := range w {
-		a += c * x[i]
-		b += c * y[i]
-	}
-	return a, b
 }
 
 func axpyGeneric(a float32, x, y []float32) {

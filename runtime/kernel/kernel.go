@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"qtool/formats"
 	"qtool/formats/half"
 	"qtool/formats/packed"
 )
@@ -38,11 +39,11 @@ type Set struct {
 	// foreign multiplies panels of a Foreign matrix with tokens, and halve sums codes for it.
 	foreign func(p foreignArgs)
 	halve   func(halves []int16, q []int8)
-	// dense multiplies rows of float32 with tokens: see MulDense.
-	dense func(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int)
 	// mulSliver multiplies rows of float32 with rows laid out by packSliver: see MulSliver and PackSliver.
 	mulSliver  func(out []float32, stride int, a []float32, aStride, rows int, sliver []float32, cols, n int, add bool)
 	packSliver func(to, b []float32, stride, rows, n int)
+	// mulRows multiplies rows as they are stored with a vector: see MulRows.
+	mulRows func(out []float32, d formats.DType, rows *[SliverWidth][]byte, from int, x []float32, add bool) bool
 
 	dot  func(x, y []float32) float32
 	axpy func(a float32, x, y []float32)
@@ -77,7 +78,7 @@ func Generic() *Set {
 		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric, panelTable: tableGeneric,
 		quantizeFine: quantizeFineGeneric, panelFine: panelFineGeneric,
 		foreign: foreignGeneric, halve: halveGeneric,
-		dense: denseGeneric, mulSliver: mulSliverGeneric, packSliver: packSliverGeneric,
+		mulSliver: mulSliverGeneric, packSliver: packSliverGeneric, mulRows: mulRowsGeneric,
 		dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,
 		decodeF16: half.DecodeF16, decodeBF16: half.DecodeBF16,
 		F32: vectorsGeneric(widenF32), F16: vectorsGeneric(widenF16), I8: vectorsGeneric(widenI8),
@@ -245,15 +246,6 @@ func (s *Set) mulPanels(loop func(panelArgs), args panelArgs, m packed.Matrix, p
 		loop(one)
 		copy(out[t*stride+done:t*stride+rest], all[:])
 	}
-}
-
-// MulDense multiplies rows of plain weights with tokens:
-//
-//	out[t·stride + r] = Σ_k w[r·cols + k] · x[t·cols + k],  r < rows, t < tokens
-//
-// The order of the sum depends on cols alone.
-func (s *Set) MulDense(out []float32, stride int, w []float32, rows, cols int, x []float32, tokens int) {
-	s.dense(out, stride, w[:rows*cols], rows, cols, x[:tokens*cols], tokens)
 }
 
 // Dot is the inner product of two vectors of equal length.

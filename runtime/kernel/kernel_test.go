@@ -166,46 +166,6 @@ func TestSetsAgree(t *testing.T) {
 	}
 }
 
-func TestDense(t *testing.T) {
-	for _, set := range kernel.Available() {
-		r := rand.New(rand.NewPCG(11, 12))
-		for _, shape := range sizes {
-			rows, cols := shape[0], shape[1]
-			w := randomVector(rows*cols, r)
-			for _, tokens := range []int{1, 2, 3, 4, 7, 8, 13} {
-				x := randomVector(tokens*cols, r)
-				stride := rows + 3
-				out := make([]float32, tokens*stride)
-				set.MulDense(out, stride, w, rows, cols, x, tokens)
-				for i := range tokens {
-					for row := range rows {
-						var want, size float64
-						for k := range cols {
-							p := float64(w[row*cols+k]) * float64(x[i*cols+k])
-							want, size = want+p, size+math.Abs(p)
-						}
-						require.InDelta(t, want, out[i*stride+row], 1e-6*size+1e-12, "%s %v", set.Name, shape)
-						one := make([]float32, rows)
-						set.MulDense(one, rows, w, rows, cols, x[i*cols:], 1)
-						require.Equal(t, one[row], out[i*stride+row], "%s %v: the sum must not depend on the number of tokens", set.Name, shape)
-					}
-					require.Equal(t, []float32{0, 0, 0}, out[i*stride+rows:(i+1)*stride], "beyond the rows")
-				}
-			}
-			x, y := randomVector(cols, r), randomVector(cols, r)
-			var want float64
-			sum := make([]float32, cols)
-			copy(sum, y)
-			set.Axpy(1.5, x, sum)
-			for k := range cols {
-				want += float64(x[k]) * float64(y[k])
-				require.InDelta(t, 1.5*float64(x[k])+float64(y[k]), sum[k], 1e-5)
-			}
-			require.InDelta(t, want, set.Dot(x, y), 1e-4)
-		}
-	}
-}
-
 func TestExpAndSoftmax(t *testing.T) {
 	for _, set := range kernel.Available() {
 		r := rand.New(rand.NewPCG(13, 14))
@@ -347,23 +307,6 @@ func BenchmarkPanel(b *testing.B) {
 					b.ReportMetric(float64(rows*cols*tokens)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GMAC/s")
 				})
 			}
-		}
-	}
-}
-
-func BenchmarkDense(b *testing.B) {
-	const rows, cols = 64, 2048
-	for _, set := range kernel.Available() {
-		for _, tokens := range []int{1, 32} {
-			b.Run(set.Name+"/"+map[int]string{1: "T=1", 32: "T=32"}[tokens], func(b *testing.B) {
-				r := rand.New(rand.NewPCG(1, 2))
-				w, x := randomVector(rows*cols, r), randomVector(tokens*cols, r)
-				out := make([]float32, tokens*rows)
-				for b.Loop() {
-					set.MulDense(out, rows, w, rows, cols, x, tokens)
-				}
-				b.ReportMetric(float64(rows*cols*tokens)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GMAC/s")
-			})
 		}
 	}
 }

@@ -199,16 +199,6 @@ func avx2WideWhole(out *float32, outStride int, sums *float32, weights *float32,
 //go:noescape
 func avx2WideHalf(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride int, fours int, blocks int)
 
-// avx2Dense4x3 multiplies 4 rows of cols float32 with 3 tokens of as many; outStride is in bytes. cols is a multiple of 8.
-//
-//go:noescape
-func avx2Dense4x3(out *float32, outStride int, w *float32, x *float32, cols int)
-
-// avx2Dense4x1 multiplies 4 rows of cols float32 with 1 tokens of as many; outStride is in bytes. cols is a multiple of 8.
-//
-//go:noescape
-func avx2Dense4x1(out *float32, outStride int, w *float32, x *float32, cols int)
-
 // avx2Sliver1 multiplies 1 rows of n float32, n not 0, with a sliver, and adds to out what was there if add is set; strides are in bytes.
 //
 //go:noescape
@@ -234,20 +224,50 @@ func avx2Sliver4(out *float32, outStride int, a *float32, aStride int, sliver *f
 //go:noescape
 func avx2Sliver6(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)
 
+// avx512Sliver1 multiplies 1 rows of n float32, n not 0, with a sliver, and adds to out what was there if add is set; strides are in bytes.
+//
+//go:noescape
+func avx512Sliver1(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)
+
+// avx512Sliver2 multiplies 2 rows of n float32, n not 0, with a sliver, and adds to out what was there if add is set; strides are in bytes.
+//
+//go:noescape
+func avx512Sliver2(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)
+
+// avx512Sliver4 multiplies 4 rows of n float32, n not 0, with a sliver, and adds to out what was there if add is set; strides are in bytes.
+//
+//go:noescape
+func avx512Sliver4(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)
+
+// avx512Sliver8 multiplies 8 rows of n float32, n not 0, with a sliver, and adds to out what was there if add is set; strides are in bytes.
+//
+//go:noescape
+func avx512Sliver8(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)
+
+// avx512Sliver14 multiplies 14 rows of n float32, n not 0, with a sliver, and adds to out what was there if add is set; strides are in bytes.
+//
+//go:noescape
+func avx512Sliver14(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)
+
 // avx2PackSliver lays out 8 rows of n float32, a multiple of 8 that is not 0, as half the width of a sliver; stride is in bytes.
 //
 //go:noescape
 func avx2PackSliver(sliver *float32, b *float32, stride int, n int)
 
-// avx512Dense4x5 multiplies 4 rows of cols float32 with 5 tokens of as many; outStride is in bytes. cols is a multiple of 16.
+// avx2RowsF32 multiplies 16 rows of n elements, a multiple of 8 that is not 0, with x, and adds to out what was there if add is set.
 //
 //go:noescape
-func avx512Dense4x5(out *float32, outStride int, w *float32, x *float32, cols int)
+func avx2RowsF32(out *float32, rows *[16]*byte, x *float32, n int, add bool)
 
-// avx512Dense4x1 multiplies 4 rows of cols float32 with 1 tokens of as many; outStride is in bytes. cols is a multiple of 16.
+// avx2RowsF16 multiplies 16 rows of n elements, a multiple of 8 that is not 0, with x, and adds to out what was there if add is set.
 //
 //go:noescape
-func avx512Dense4x1(out *float32, outStride int, w *float32, x *float32, cols int)
+func avx2RowsF16(out *float32, rows *[16]*byte, x *float32, n int, add bool)
+
+// avx2RowsBF16 multiplies 16 rows of n elements, a multiple of 8 that is not 0, with x, and adds to out what was there if add is set.
+//
+//go:noescape
+func avx2RowsBF16(out *float32, rows *[16]*byte, x *float32, n int, add bool)
 
 // avx2Dot is the inner product of n elements, a multiple of 8 that is not 0.
 //

@@ -1,5 +1,10 @@
 package kernel
 
+import (
+	"qtool/formats"
+	"qtool/formats/half"
+)
+
 // SliverWidth is how many rows of a matrix a sliver holds.
 const SliverWidth = 16
 
@@ -36,6 +41,50 @@ func (s *Set) MulSliver(out []float32, stride int, a []float32, aStride, rows in
 	s.mulSliver(out, stride, a, aStride, rows, sliver, cols, n, add)
 }
 
+// MulRows multiplies columns from … from+len(x)-1 of SliverWidth rows of plain weights, given by their stored bytes, with one vector: the same
+// sums, to the bit, as MulSliver makes of one row of a and a sliver of the rows, without laying that out. It does nothing and reports false
+// for vectors that are no multiple of eight, and for types that it does not know.
+func (s *Set) MulRows(out []float32, d formats.DType, rows *[SliverWidth][]byte, from int, x []float32, add bool) bool {
+	if len(x)%8 != 0 || len(x) == 0 {
+		return false
+	}
+	return s.mulRows(out[:SliverWidth], d, rows, from, x, add)
+}
+
+func mulRowsGeneric(out []float32, d formats.DType, rows *[SliverWidth][]byte, from int, x []float32, add bool) bool {
+	var decode func(dst []float32, src []byte)
+	switch d {
+	case formats.F32:
+		decode = half.DecodeF32
+	case formats.F16:
+		decode = half.DecodeF16
+	case formats.BF16:
+		decode = half.DecodeBF16
+	default:
+		return false
+	}
+	bits, _ := d.Bits()
+	size := bits / 8
+	const span = 64
+	var part [span]float32
+	for j, r := range rows {
+		r = r[from*size : (from+len(x))*size]
+		sum := float32(0)
+		for at := 0; at < len(x); at += span {
+			n := min(span, len(x)-at)
+			decode(part[:n], r[at*size:(at+n)*size])
+			for k, v := range x[at : at+n] {
+				sum += v * part[k]
+			}
+		}
+		if add {
+			sum += out[j]
+		}
+		out[j] = sum
+	}
+	return true
+}
+
 func packSliverGeneric(to, b []float32, stride, rows, n int) {
 	for j := range rows {
 		for k, v := range b[j*stride : j*stride+n] {
@@ -53,16 +102,20 @@ func mulSliverGeneric(out []float32, stride int, a []float32, aStride, rows int,
 	for i := range rows {
 		row := a[i*aStride : i*aStride+n]
 		var sums [SliverWidth]float32
-		for j := 0; j < cols; j += 4 { // as many sums as there are registers for
-			var s0, s1, s2, s3 float32
+		for j := 0; j < cols; j += 8 { // as many sums as there are registers for
+			var s0, s1, s2, s3, s4, s5, s6, s7 float32
 			for k, v := range row {
-				w := (*[4]float32)(sliver[k*SliverWidth+j:])
+				w := (*[8]float32)(sliver[k*SliverWidth+j:])
 				s0 += v * w[0]
 				s1 += v * w[1]
 				s2 += v * w[2]
 				s3 += v * w[3]
+				s4 += v * w[4]
+				s5 += v * w[5]
+				s6 += v * w[6]
+				s7 += v * w[7]
 			}
-			*(*[4]float32)(sums[j:]) = [4]float32{s0, s1, s2, s3}
+			*(*[8]float32)(sums[j:]) = [8]float32{s0, s1, s2, s3, s4, s5, s6, s7}
 		}
 		to := out[i*stride : i*stride+cols]
 		for j := range to {

@@ -2,6 +2,8 @@
 
 package kernel
 
+import "qtool/formats"
+
 // packSliverAVX2 turns whole squares of eight, and leaves the rest to packSliverGeneric.
 func packSliverAVX2(to, b []float32, stride, rows, n int) {
 	whole := n &^ 7
@@ -57,4 +59,28 @@ func mulNarrowAVX2(out []float32, stride int, a []float32, aStride, rows int, sl
 			}
 		}
 	}
+}
+
+func mulRowsAVX2(out []float32, d formats.DType, rows *[SliverWidth][]byte, from int, x []float32, add bool) bool {
+	size := 4
+	switch d {
+	case formats.F32:
+	case formats.F16, formats.BF16:
+		size = 2
+	default:
+		return false
+	}
+	var first [SliverWidth]*byte
+	for i, r := range rows {
+		first[i] = &r[from*size : (from+len(x))*size][0]
+	}
+	switch d { // by name: called by a variable, first would be an allocation
+	case formats.F32:
+		avx2RowsF32(&out[0], &first, &x[0], len(x), add)
+	case formats.F16:
+		avx2RowsF16(&out[0], &first, &x[0], len(x), add)
+	case formats.BF16:
+		avx2RowsBF16(&out[0], &first, &x[0], len(x), add)
+	}
+	return true
 }

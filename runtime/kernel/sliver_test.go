@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"qtool/formats"
+	"qtool/formats/half"
 	"qtool/runtime/kernel"
 )
 
@@ -63,6 +65,52 @@ func TestSlivers(t *testing.T) {
 						}
 					}
 				}
+			}
+		}
+	}
+}
+
+// TestMulRows holds products with rows as they are stored against slivers of what they decode to, bit for bit.
+func TestMulRows(t *testing.T) {
+	const width = kernel.SliverWidth
+	encode := map[formats.DType]func(values []float32) []byte{
+		formats.F32: func(v []float32) []byte { b := make([]byte, 4*len(v)); half.EncodeF32(b, v); return b },
+		formats.F16: func(v []float32) []byte { b := make([]byte, 2*len(v)); half.EncodeF16(b, v); return b },
+		formats.BF16: func(v []float32) []byte {
+			b := make([]byte, 2*len(v))
+			half.EncodeBF16(b, v)
+			half.DecodeBF16(v, b)
+			return b
+		},
+	}
+	for _, set := range kernel.Available() {
+		r := rand.New(rand.NewPCG(25, 26))
+		for dtype, encode := range encode {
+			for _, n := range []int{8, 16, 24, 40, 256, 512} {
+				from := r.IntN(20)
+				values := randomVector(width*(from+n), r)
+				var rows [width][]byte
+				for i := range rows {
+					row := values[i*(from+n) : (i+1)*(from+n)]
+					rows[i] = encode(row)
+					switch dtype {
+					case formats.F16:
+						half.DecodeF16(row, rows[i])
+					case formats.BF16:
+						half.DecodeBF16(row, rows[i])
+					}
+				}
+				sliver, x := make([]float32, n*width), randomVector(n, r)
+				set.PackSliver(sliver, values[from:], from+n, width, n)
+				for _, add := range []bool{false, true} {
+					want := randomVector(width, r)
+					got := append([]float32(nil), want...)
+					set.MulSliver(want, width, x, n, 1, sliver, width, n, add)
+					require.True(t, set.MulRows(got, dtype, &rows, from, x, add))
+					require.Equal(t, want, got, "%s: %s, %d columns", set.Name, dtype, n)
+				}
+				require.False(t, set.MulRows(make([]float32, width), dtype, &rows, from, x[:n-1], false), "no multiple of eight")
+				require.False(t, set.MulRows(make([]float32, width), formats.F64, &rows, from, x, false), "a type that has no loop")
 			}
 		}
 	}

@@ -94,6 +94,8 @@ type linear struct {
 // workerScratch is what one worker of the pool needs for itself.
 type workerScratch struct {
 	tile      []float32 // decoded rows; results to be added
+	sliver    []float32 // of them
+	rows      [kernel.SliverWidth][]byte
 	attention attentionScratch
 	reader    checkpoint.Reader
 	_         [128]byte // apart from the next worker's cache lines

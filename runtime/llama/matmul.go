@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"qtool/formats"
-	"qtool/formats/checkpoint"
 	"qtool/formats/packed"
 	"qtool/runtime/kernel"
 )
@@ -14,8 +13,14 @@ import (
 const (
 	bytesPerUnit  = 128 << 10 // of panels, and at least
 	panelsPerUnit = 4
-	rowsPerTile   = 16
-	tokensPerTile = 32 // that a decoded tile is multiplied with before the next
+	rowsPerTile   = kernel.SliverWidth
+)
+
+// Plain matrices are multiplied in slivers, of so many columns at a time that one stays in the first cache. Tokens lie apart by somewhat
+// more, so that they do not push one another out of it.
+const (
+	sliverDepth = 512
+	sliverApart = sliverDepth + 16
 )
 
 // product is one matrix of a step: out[t·stride + r] = Σ w[r]·x[t] (+ bias[r]).
@@ -36,6 +41,7 @@ type job struct {
 	halves         bool         // sums of half blocks of codes
 	tiles          kernel.Tiles // of coarse codes, for several tokens at a time
 	limit          float32      // of activations, by calibration; 0 where they are scaled by what they are
+	plain          bool         // there are matrices without codes
 	products       []product
 }
 
@@ -65,6 +71,8 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 	clear(e.counts)
 	for _, p := range products {
 		switch e.rounding(p.w) {
+		case roundNone:
+			j.plain = true
 		case roundInt8, roundFixed:
 			j.coarse = true
 		case roundInt16:
@@ -89,6 +97,10 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 	}
 	if j.fine {
 		e.pool.Run(e.kernels.TileFine(&s.fine), s.steps.arrangeFine)
+	}
+	if j.plain {
+		s.parts = room(s.parts, (cols+sliverDepth-1)/sliverDepth*tokens*sliverApart)
+		e.pool.Run(tokens, s.steps.part)
 	}
 	e.pool.RunParts(e.counts, s.steps.multiply)
 	return s.failed.take()
@@ -155,6 +167,15 @@ func (s *Session) quantizeRow(worker, t int) {
 func (s *Session) arrangeTile(_, tile int)     { s.engine.kernels.Arrange(&s.codes, tile) }
 func (s *Session) arrangeFineTile(_, tile int) { s.engine.kernels.ArrangeFine(&s.fine, tile) }
 
+// partRow copies the input of a token into parts of sliverDepth columns, [parts][tokens][sliverApart].
+func (s *Session) partRow(_, t int) {
+	j, cols := &s.job, s.job.products[0].w.cols
+	row := j.x[t*cols : (t+1)*cols]
+	for at := 0; at < cols; at += sliverDepth {
+		copy(s.parts[(at/sliverDepth*j.tokens+t)*sliverApart:], row[at:min(at+sliverDepth, cols)])
+	}
+}
+
 // multiplyUnit does a unit of a part's shares in the job's products. What a unit is follows from the rows alone: so no
 // result depends on the number of threads or nodes.
 func (s *Session) multiplyUnit(worker, part, unit int) {
@@ -170,7 +191,7 @@ func (s *Session) multiplyUnit(worker, part, unit int) {
 		if p.w.integer() {
 			s.multiplyPanels(p, own, unit, j.tokens, j.stride, w)
 		} else {
-			s.failed.note(s.engine.multiplyTile(p, own, unit, j.tokens, j.stride, j.x, w))
+			s.failed.note(s.multiplyTile(p, own, unit, w))
 		}
 		return
 	}
@@ -220,45 +241,56 @@ func (e *Engine) mulPanels(out []float32, stride int, own *share, panel, panels 
 	e.kernels.MulPanels(out, stride, *own.matrix, panel, panels, a, 0, tokens)
 }
 
-// multiplyTile decodes a unit of a plain matrix and multiplies it.
-func (e *Engine) multiplyTile(p *product, own *share, unit, tokens, stride int, x []float32, s *workerScratch) error {
-	at := unit * rowsPerTile
-	n := min(rowsPerTile, own.rows-at)
-	first := own.first + at
+// multiplyTile multiplies a unit of a plain matrix: by one token as it is stored, if it can be, by more decoded and laid out as a sliver.
+func (s *Session) multiplyTile(p *product, own *share, unit int, w *workerScratch) error {
+	e, j := s.engine, &s.job
+	n := min(rowsPerTile, own.rows-unit*rowsPerTile)
+	first := own.first + unit*rowsPerTile
 	cols, row := p.w.cols, first-own.base
-	tile, ok := own.tensor.Float32s(row, n)
-	if !ok {
-		s.tile = room(s.tile, n*cols)
-		tile = s.tile
-		if err := e.decodeRows(tile, own.tensor, row, n, s); err != nil {
-			return err
+	dtype, stored := own.tensor.DType()
+	for i := range n {
+		if stored {
+			w.rows[i], _, stored = own.tensor.Row(row + i)
 		}
 	}
-	for t := 0; t < tokens; t += tokensPerTile {
-		part := min(tokensPerTile, tokens-t)
-		e.kernels.MulDense(p.out[t*stride+first:], stride, tile, n, cols, x[t*cols:(t+part)*cols], part)
+	halves := stored && (dtype == formats.F16 || dtype == formats.BF16)
+	whole, ok := own.tensor.Float32s(row, n)
+	if !ok && !halves {
+		w.tile = room(w.tile, n*cols)
+		if err := own.tensor.ReadRows(w.tile, row, n, &w.reader); err != nil {
+			return err
+		}
+		whole = w.tile
 	}
-	p.addBias(first, first+n, tokens, stride)
+	w.sliver = room(w.sliver, sliverDepth*kernel.SliverWidth)
+	for at := 0; at < cols; at += sliverDepth {
+		part := min(sliverDepth, cols-at)
+		x, out, add := s.parts[at/sliverDepth*j.tokens*sliverApart:], p.out[first:], at > 0
+		if j.tokens == 1 && stored && n == kernel.SliverWidth && e.kernels.MulRows(out, dtype, &w.rows, at, x[:part], add) {
+			continue
+		}
+		if !halves {
+			e.kernels.PackSliver(w.sliver, whole[at:], cols, n, part)
+		} else {
+			w.tile = room(w.tile, n*part)
+			for i := range n {
+				e.decodeHalves(w.tile[i*part:(i+1)*part], dtype, w.rows[i][2*at:])
+			}
+			e.kernels.PackSliver(w.sliver, w.tile, part, n, part)
+		}
+		e.kernels.MulSliver(out, j.stride, x, sliverApart, j.tokens, w.sliver, n, part, add)
+	}
+	p.addBias(first, first+n, j.tokens, j.stride)
 	return nil
 }
 
-// decodeRows decodes the rows first … first+n-1 of a matrix: halves by the engine's own loops, whose result is the
-// same as that of Tensor.ReadRows.
-func (e *Engine) decodeRows(tile []float32, t *checkpoint.Tensor, first, n int, s *workerScratch) error {
-	cols := t.Cols()
-	for i := range n {
-		row, dtype, ok := t.Row(first + i)
-		dst := tile[i*cols : (i+1)*cols]
-		switch {
-		case ok && dtype == formats.F16:
-			e.kernels.DecodeF16(dst, row)
-		case ok && dtype == formats.BF16:
-			e.kernels.DecodeBF16(dst, row)
-		default:
-			return t.ReadRows(tile, first, n, &s.reader)
-		}
+// decodeHalves decodes one of the types of 16 bits, by the engine's own loops, whose result is the same as that of Tensor.ReadRows.
+func (e *Engine) decodeHalves(dst []float32, d formats.DType, src []byte) {
+	if d == formats.F16 {
+		e.kernels.DecodeF16(dst, src)
+	} else {
+		e.kernels.DecodeBF16(dst, src)
 	}
-	return nil
 }
 
 // addBias adds the bias of the rows first … last-1.

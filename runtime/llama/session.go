@@ -35,6 +35,7 @@ type Session struct {
 	codes  kernel.Activations // of the input of the products at hand
 	rest   kernel.Activations // what they leave, where activations are to have 16 bits
 	fine   kernel.Fine        // the same, for products with weights of 8 bits
+	parts  []float32          // the input of plain matrices: see partRow
 	x      []float32          // [batch][hidden], the residual stream
 	normed []float32          // [batch][hidden]
 	qkv    []float32          // [batch][q + 2·kv]
@@ -47,8 +48,8 @@ type Session struct {
 
 // steps are the session's parallel loops: made once, since a function made for the pool is an allocation.
 type steps struct {
-	quantize, arrange, arrangeFine, turn, place, join, activate, normalize, add func(worker, i int)
-	multiply, attend                                                            func(worker, part, i int)
+	quantize, arrange, arrangeFine, part, turn, place, join, activate, normalize, add func(worker, i int)
+	multiply, attend                                                                  func(worker, part, i int)
 }
 
 // NewSession starts a sequence of at most context tokens. Memory for keys and values is taken as
@@ -60,7 +61,7 @@ func (e *Engine) NewSession(context int) *Session {
 func (e *Engine) newSession(context int, c cache) *Session {
 	s := &Session{engine: e, context: context, cache: c}
 	s.steps = steps{
-		quantize: s.quantizeRow, arrange: s.arrangeTile, arrangeFine: s.arrangeFineTile,
+		quantize: s.quantizeRow, arrange: s.arrangeTile, arrangeFine: s.arrangeFineTile, part: s.partRow,
 		turn: s.turnHeads, place: s.placeKeys, join: s.join, activate: s.activateRow, normalize: s.normalizeRow, add: s.addRow,
 		multiply: s.multiplyUnit, attend: s.attend,
 	}

@@ -44,11 +44,7 @@ func main() {
 	}
 	tables()
 	wides()
-	dense(4, 3)
-	dense(4, 1)
 	slivers()
-	dense512(4, 5)
-	dense512(4, 1)
 	dot()
 	axpy()
 	exponential()
@@ -475,60 +471,6 @@ func finish(acc, dots, s, zero []reg.VecVirtual, scale, sum, stride reg.Register
 			VFMADD231PS(d, f, acc[t*panels+p])
 		}
 	}
-}
-
-// dense multiplies rows of float32 with tokens. Each product has one vector of partial sums, whatever the
-// shape: so a result does not depend on how many tokens are multiplied together.
-func dense(rows, tokens int) {
-	name := fmt.Sprintf("avx2Dense%dx%d", rows, tokens)
-	function(name, "func(out *float32, outStride int, w *float32, x *float32, cols int)",
-		fmt.Sprintf("%s multiplies %d rows of cols float32 with %d tokens of as many; outStride is in bytes. cols is a multiple of 8.", name, rows, tokens))
-	out, outStride := Load(Param("out"), GP64()), Load(Param("outStride"), GP64())
-	w, x := Load(Param("w"), GP64()), Load(Param("x"), GP64())
-	n := Load(Param("cols"), GP64())
-	stride := GP64()
-	MOVQ(n, stride)
-	SHLQ(Imm(2), stride)
-	SHRQ(Imm(3), n)
-	acc := vectors(rows * tokens)
-	for _, a := range acc {
-		VXORPS(a, a, a)
-	}
-	third := GP64()
-	LEAQ(Mem{Base: w, Index: stride, Scale: 2}, third)
-	label := fmt.Sprintf("dense%dx%d", rows, tokens)
-	Label(label)
-	xs, v := vectors(tokens), YMM()
-	for t := range tokens {
-		VMOVUPS(token(x, stride, third, t, 0), xs[t])
-	}
-	for r := range rows {
-		if tokens == 1 {
-			VFMADD231PS(token(w, stride, third, r, 0), xs[0], acc[r])
-			continue
-		}
-		VMOVUPS(token(w, stride, third, r, 0), v)
-		for t := range tokens {
-			VFMADD231PS(v, xs[t], acc[r*tokens+t])
-		}
-	}
-	ADDQ(Imm(32), w)
-	ADDQ(Imm(32), third)
-	ADDQ(Imm(32), x)
-	DECQ(n)
-	JNE(LabelRef(label))
-	f := YMM()
-	for t := range tokens {
-		for r := range rows {
-			across(acc[r*tokens+t], f, VADDPS)
-			VMOVSS(acc[r*tokens+t].AsX(), at(out, 4*r))
-		}
-		if t+1 < tokens {
-			ADDQ(outStride, out)
-		}
-	}
-	VZEROUPPER()
-	RET()
 }
 
 // dot is the inner product of n float32, n a multiple of 8.
