@@ -14,7 +14,6 @@ type Cross struct {
 	Sums       [2][]float32 // [Rows][Cols]
 
 	solver *linalg.Solver
-	e, x   []float32 // transposed
 }
 
 // NewCross returns an empty one.
@@ -28,14 +27,10 @@ func (c *Cross) Add(sequence int, e, x []float32, n int) error {
 	for at := 0; at < n; at += gramTokens {
 		m := min(gramTokens, n-at)
 		part := e[at*c.Rows : (at+m)*c.Rows]
-		for i, v := range part {
-			if v-v != 0 {
-				return fmt.Errorf("sequence %d, position %d, channel %d: a difference of %g is not finite", sequence, at+i/c.Rows, i%c.Rows, v)
-			}
+		if i := notFinite(c.solver, part, m, c.Rows); i >= 0 {
+			return fmt.Errorf("sequence %d, position %d, channel %d: a difference of %g is not finite", sequence, at+i/c.Rows, i%c.Rows, part[i])
 		}
-		c.e = transpose(c.solver, c.e, part, m, c.Rows)
-		c.x = transpose(c.solver, c.x, x[at*c.Cols:(at+m)*c.Cols], m, c.Cols)
-		c.solver.AddProduct(c.Sums[half], c.e, c.Rows, c.x, c.Cols, m)
+		c.solver.AddProduct(c.Sums[half], part, c.Rows, x[at*c.Cols:(at+m)*c.Cols], c.Cols, m)
 	}
 	c.Count[half] += n
 	return nil

@@ -4,6 +4,7 @@ package calibrate
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"qtool/runtime/linalg"
 )
@@ -18,8 +19,7 @@ type Gram struct {
 	Sum   []float32 // [Cols][Cols], upper triangle until Mean
 	Max   []float32 // [Cols], largest magnitudes
 
-	solver     *linalg.Solver
-	transposed []float32
+	solver *linalg.Solver
 }
 
 // NewGram returns an empty one.
@@ -42,39 +42,36 @@ func (g *Gram) Add(x []float32, n int) error {
 }
 
 func (g *Gram) add(x []float32, n int) error {
-	for i, v := range x {
-		if v-v != 0 {
-			return fmt.Errorf("input %d, channel %d: %g is not finite", g.Count+i/g.Cols, i%g.Cols, v)
-		}
+	if at := notFinite(g.solver, x, n, g.Cols); at >= 0 {
+		return fmt.Errorf("input %d, channel %d: %g is not finite", g.Count+at/g.Cols, at%g.Cols, x[at])
 	}
-	g.transposed = transpose(g.solver, g.transposed, x, n, g.Cols)
-	t := g.transposed
-	for c := range g.Cols {
-		for _, v := range t[c*n : (c+1)*n] {
-			g.Max[c] = max(g.Max[c], v, -v)
+	const span = 64
+	g.solver.Run((g.Cols+span-1)/span, func(i int, _ *linalg.Scratch) {
+		most := g.Max[i*span : min((i+1)*span, g.Cols)]
+		for k := range n {
+			for c, v := range x[k*g.Cols+i*span:][:len(most)] {
+				most[c] = max(most[c], v, -v)
+			}
 		}
-	}
-	g.solver.AddGram(g.Sum, g.Cols, t, n)
+	})
+	g.solver.AddGram(g.Sum, g.Cols, x, n)
 	g.Count += n
 	return nil
 }
 
-// transpose returns x, [n][cols], as [cols][n], in the place of t where that is large enough.
-func transpose(s *linalg.Solver, t, x []float32, n, cols int) []float32 {
-	if cap(t) < n*cols {
-		t = make([]float32, n*cols)
-	}
-	t = t[:n*cols]
-	const span = 64
-	s.Run((cols+span-1)/span, func(i int, _ *linalg.Scratch) {
-		for k := range n {
-			row := x[k*cols : (k+1)*cols]
-			for c := i * span; c < min((i+1)*span, cols); c++ {
-				t[c*n+k] = row[c]
+// notFinite gives the index of the first element of x, [n][cols], that is no finite number, or −1.
+func notFinite(s *linalg.Solver, x []float32, n, cols int) int {
+	const infinity = 0x7f800000
+	bad := make([]bool, n)
+	s.Run(n, func(k int, _ *linalg.Scratch) { bad[k] = s.Kernels().Largest(x[k*cols:(k+1)*cols]) >= infinity })
+	if k := slices.Index(bad, true); k >= 0 {
+		for i, v := range x[k*cols : (k+1)*cols] {
+			if v-v != 0 {
+				return k*cols + i
 			}
 		}
-	})
-	return t
+	}
+	return -1
 }
 
 // Mean returns the mean of x xᵀ, [Cols][Cols], in the place of Sum, which must not be used afterwards.

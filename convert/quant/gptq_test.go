@@ -70,7 +70,7 @@ func correlated(t testing.TB, s *linalg.Solver, n int, r *rand.Rand) []float32 {
 			if i%29 == 3 {
 				v *= 6
 			}
-			x[i*count+p] = float32(v)
+			x[p*n+i] = float32(v)
 		}
 	}
 	h := make([]float32, n*n)

@@ -18,7 +18,7 @@ func machineSets() []*Set {
 		Name: "avx2", tiles: true, widen: widenAVX2, quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2, panelTable: tableAVX2,
 		quantizeFine: quantizeFineAVX2, panelFine: panelFineAVX2,
 		foreign: foreignAVX2, halve: halveAVX2,
-		mulSliver: mulSliverAVX2, packSliver: packSliverAVX2, mulRows: mulRowsAVX2,
+		mulSliver: mulSliverAVX2, transpose: transposeAVX2, mulRows: mulRowsAVX2,
 		dot: dotAVX2, axpy: axpyAVX2, exp: expAVX2,
 		decodeF16: decodeF16AVX2, decodeBF16: decodeBF16AVX2,
 		largest: largestAVX2, encode: encodeAVX2, fit: fitAVX2, loss: lossAVX2,

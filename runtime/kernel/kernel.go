@@ -39,9 +39,9 @@ type Set struct {
 	// foreign multiplies panels of a Foreign matrix with tokens, and halve sums codes for it.
 	foreign func(p foreignArgs)
 	halve   func(halves []int16, q []int8)
-	// mulSliver multiplies rows of float32 with rows laid out by packSliver: see MulSliver and PackSliver.
-	mulSliver  func(out []float32, stride int, a []float32, aStride, rows int, sliver []float32, cols, n int, add bool)
-	packSliver func(to, b []float32, stride, rows, n int)
+	// mulSliver multiplies rows of float32 with a sliver, and transpose turns rows for it: see MulSliver and Transpose.
+	mulSliver func(out []float32, stride int, a []float32, aStride, rows int, sliver []float32, cols, n int, add bool)
+	transpose func(to []float32, toStride int, b []float32, stride, rows, n int)
 	// mulRows multiplies rows as they are stored with a vector: see MulRows.
 	mulRows func(out []float32, d formats.DType, rows *[SliverWidth][]byte, from int, x []float32, add bool) bool
 
@@ -78,7 +78,7 @@ func Generic() *Set {
 		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric, panelTable: tableGeneric,
 		quantizeFine: quantizeFineGeneric, panelFine: panelFineGeneric,
 		foreign: foreignGeneric, halve: halveGeneric,
-		mulSliver: mulSliverGeneric, packSliver: packSliverGeneric, mulRows: mulRowsGeneric,
+		mulSliver: mulSliverGeneric, transpose: transposeGeneric, mulRows: mulRowsGeneric,
 		dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,
 		decodeF16: half.DecodeF16, decodeBF16: half.DecodeBF16,
 		F32: vectorsGeneric(widenF32), F16: vectorsGeneric(widenF16), I8: vectorsGeneric(widenI8),

@@ -249,10 +249,10 @@ func avx512Sliver8(out *float32, outStride int, a *float32, aStride int, sliver 
 //go:noescape
 func avx512Sliver14(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)
 
-// avx2PackSliver lays out 8 rows of n float32, a multiple of 8 that is not 0, as half the width of a sliver; stride is in bytes.
+// avx2Transpose turns 8 rows of n float32, a multiple of 8 that is not 0, into columns; strides are in bytes.
 //
 //go:noescape
-func avx2PackSliver(sliver *float32, b *float32, stride int, n int)
+func avx2Transpose(to *float32, toStride int, b *float32, stride int, n int)
 
 // avx2RowsF32 multiplies 16 rows of n elements, a multiple of 8 that is not 0, with x, and adds to out what was there if add is set.
 //

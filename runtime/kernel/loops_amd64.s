@@ -10267,62 +10267,70 @@ avx512Sliver14Set:
 	VZEROUPPER
 	RET
 
-// func avx2PackSliver(sliver *float32, b *float32, stride int, n int)
+// func avx2Transpose(to *float32, toStride int, b *float32, stride int, n int)
 // Requires: AVX
-TEXT ·avx2PackSliver(SB), NOSPLIT, $0-32
-	MOVQ sliver+0(FP), AX
-	MOVQ b+8(FP), CX
-	MOVQ stride+16(FP), DX
-	MOVQ n+24(FP), BX
-	LEAQ (DX)(DX*2), DI
-	LEAQ (CX)(DX*4), SI
+TEXT ·avx2Transpose(SB), NOSPLIT, $0-40
+	MOVQ to+0(FP), AX
+	MOVQ toStride+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ stride+24(FP), BX
+	MOVQ n+32(FP), SI
+	LEAQ (BX)(BX*2), R8
+	LEAQ (DX)(BX*4), DI
 
-packSliverTurn:
-	VMOVUPS     (CX), X0
-	VINSERTF128 $0x01, (SI), Y0, Y0
-	VMOVUPS     (CX)(DX*1), X1
-	VINSERTF128 $0x01, (SI)(DX*1), Y1, Y1
-	VMOVUPS     (CX)(DX*2), X2
-	VINSERTF128 $0x01, (SI)(DX*2), Y2, Y2
-	VMOVUPS     (CX)(DI*1), X3
-	VINSERTF128 $0x01, (SI)(DI*1), Y3, Y3
+transposeTurn:
+	VMOVUPS     (DX), X0
+	VINSERTF128 $0x01, (DI), Y0, Y0
+	VMOVUPS     (DX)(BX*1), X1
+	VINSERTF128 $0x01, (DI)(BX*1), Y1, Y1
+	VMOVUPS     (DX)(BX*2), X2
+	VINSERTF128 $0x01, (DI)(BX*2), Y2, Y2
+	VMOVUPS     (DX)(R8*1), X3
+	VINSERTF128 $0x01, (DI)(R8*1), Y3, Y3
 	VUNPCKLPS   Y1, Y0, Y4
 	VUNPCKHPS   Y1, Y0, Y6
 	VUNPCKLPS   Y3, Y2, Y5
 	VUNPCKHPS   Y3, Y2, Y7
 	VUNPCKLPD   Y5, Y4, Y8
 	VMOVUPS     Y8, (AX)
+	ADDQ        CX, AX
 	VUNPCKHPD   Y5, Y4, Y8
-	VMOVUPS     Y8, 64(AX)
+	VMOVUPS     Y8, (AX)
+	ADDQ        CX, AX
 	VUNPCKLPD   Y7, Y6, Y8
-	VMOVUPS     Y8, 128(AX)
+	VMOVUPS     Y8, (AX)
+	ADDQ        CX, AX
 	VUNPCKHPD   Y7, Y6, Y8
-	VMOVUPS     Y8, 192(AX)
-	VMOVUPS     16(CX), X0
-	VINSERTF128 $0x01, 16(SI), Y0, Y0
-	VMOVUPS     16(CX)(DX*1), X1
-	VINSERTF128 $0x01, 16(SI)(DX*1), Y1, Y1
-	VMOVUPS     16(CX)(DX*2), X2
-	VINSERTF128 $0x01, 16(SI)(DX*2), Y2, Y2
-	VMOVUPS     16(CX)(DI*1), X3
-	VINSERTF128 $0x01, 16(SI)(DI*1), Y3, Y3
+	VMOVUPS     Y8, (AX)
+	ADDQ        CX, AX
+	VMOVUPS     16(DX), X0
+	VINSERTF128 $0x01, 16(DI), Y0, Y0
+	VMOVUPS     16(DX)(BX*1), X1
+	VINSERTF128 $0x01, 16(DI)(BX*1), Y1, Y1
+	VMOVUPS     16(DX)(BX*2), X2
+	VINSERTF128 $0x01, 16(DI)(BX*2), Y2, Y2
+	VMOVUPS     16(DX)(R8*1), X3
+	VINSERTF128 $0x01, 16(DI)(R8*1), Y3, Y3
 	VUNPCKLPS   Y1, Y0, Y4
 	VUNPCKHPS   Y1, Y0, Y6
 	VUNPCKLPS   Y3, Y2, Y5
 	VUNPCKHPS   Y3, Y2, Y7
 	VUNPCKLPD   Y5, Y4, Y8
-	VMOVUPS     Y8, 256(AX)
+	VMOVUPS     Y8, (AX)
+	ADDQ        CX, AX
 	VUNPCKHPD   Y5, Y4, Y8
-	VMOVUPS     Y8, 320(AX)
+	VMOVUPS     Y8, (AX)
+	ADDQ        CX, AX
 	VUNPCKLPD   Y7, Y6, Y8
-	VMOVUPS     Y8, 384(AX)
+	VMOVUPS     Y8, (AX)
+	ADDQ        CX, AX
 	VUNPCKHPD   Y7, Y6, Y8
-	VMOVUPS     Y8, 448(AX)
-	ADDQ        $0x20, CX
-	ADDQ        $0x20, SI
-	ADDQ        $0x00000200, AX
-	SUBQ        $0x08, BX
-	JNE         packSliverTurn
+	VMOVUPS     Y8, (AX)
+	ADDQ        CX, AX
+	ADDQ        $0x20, DX
+	ADDQ        $0x20, DI
+	SUBQ        $0x08, SI
+	JNE         transposeTurn
 	VZEROUPPER
 	RET
 

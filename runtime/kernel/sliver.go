@@ -11,11 +11,30 @@ const SliverWidth = 16
 // PackSliver lays out some rows of a matrix, at most SliverWidth, of n elements each and stride apart, column by column, as MulSliver takes
 // them: to[k·SliverWidth + j] = b[j·stride + k] for j < rows, and 0 for the others.
 func (s *Set) PackSliver(to, b []float32, stride, rows, n int) {
-	if rows == 0 || n == 0 {
-		clear(to[:n*SliverWidth])
-		return
+	for k := 0; rows < SliverWidth && k < n; k++ {
+		clear(to[k*SliverWidth+rows : (k+1)*SliverWidth])
 	}
-	s.packSliver(to[:n*SliverWidth], b[:(rows-1)*stride+n], stride, rows, n)
+	s.Transpose(to, SliverWidth, b, stride, rows, n)
+}
+
+// PackColumns makes a sliver of some columns of a matrix, at most SliverWidth, of n elements each, as PackSliver does of rows:
+// to[k·SliverWidth + j] = b[k·stride + j] for j < cols, and 0 for the others.
+func (s *Set) PackColumns(to, b []float32, stride, cols, n int) {
+	for k := range n {
+		row := (*[SliverWidth]float32)(to[k*SliverWidth:])
+		if cols == SliverWidth {
+			*row = [SliverWidth]float32(b[k*stride:])
+		} else {
+			clear(row[copy(row[:], b[k*stride:k*stride+cols]):])
+		}
+	}
+}
+
+// Transpose turns rows into columns: to[k·toStride + j] = b[j·stride + k], j < rows, k < n.
+func (s *Set) Transpose(to []float32, toStride int, b []float32, stride, rows, n int) {
+	if rows > 0 && n > 0 {
+		s.transpose(to[:(n-1)*toStride+rows], toStride, b[:(rows-1)*stride+n], stride, rows, n)
+	}
 }
 
 // MulSliver multiplies rows of a with the cols rows that a sliver was made of:
@@ -85,15 +104,10 @@ func mulRowsGeneric(out []float32, d formats.DType, rows *[SliverWidth][]byte, f
 	return true
 }
 
-func packSliverGeneric(to, b []float32, stride, rows, n int) {
+func transposeGeneric(to []float32, toStride int, b []float32, stride, rows, n int) {
 	for j := range rows {
 		for k, v := range b[j*stride : j*stride+n] {
-			to[k*SliverWidth+j] = v
-		}
-	}
-	for j := rows; j < SliverWidth; j++ {
-		for k := range n {
-			to[k*SliverWidth+j] = 0
+			to[k*toStride+j] = v
 		}
 	}
 }

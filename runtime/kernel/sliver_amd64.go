@@ -4,17 +4,17 @@ package kernel
 
 import "qtool/formats"
 
-// packSliverAVX2 turns whole squares of eight, and leaves the rest to packSliverGeneric.
-func packSliverAVX2(to, b []float32, stride, rows, n int) {
-	whole := n &^ 7
-	if rows < SliverWidth || whole == 0 {
-		packSliverGeneric(to, b, stride, rows, n)
-		return
+// transposeAVX2 turns whole squares of eight, and leaves the rest to transposeGeneric.
+func transposeAVX2(to []float32, toStride int, b []float32, stride, rows, n int) {
+	whole, j := n&^7, 0
+	for ; whole > 0 && j+8 <= rows; j += 8 {
+		avx2Transpose(&to[j], 4*toStride, &b[j*stride], 4*stride, whole)
 	}
-	avx2PackSliver(&to[0], &b[0], 4*stride, whole)
-	avx2PackSliver(&to[8], &b[8*stride], 4*stride, whole)
-	if whole < n {
-		packSliverGeneric(to[whole*SliverWidth:], b[whole:], stride, rows, n-whole)
+	if whole < n && j > 0 {
+		transposeGeneric(to[whole*toStride:], toStride, b[whole:], stride, j, n-whole)
+	}
+	if j < rows {
+		transposeGeneric(to[j:], toStride, b[j*stride:], stride, rows-j, n)
 	}
 }
 

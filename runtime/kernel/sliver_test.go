@@ -70,6 +70,35 @@ func TestSlivers(t *testing.T) {
 	}
 }
 
+// TestTranspose checks every element, and that none beyond is written.
+func TestTranspose(t *testing.T) {
+	for _, set := range kernel.Available() {
+		r := rand.New(rand.NewPCG(27, 28))
+		for _, rows := range []int{0, 1, 7, 8, 9, 16, 17, 48} {
+			for _, n := range []int{0, 1, 7, 8, 9, 16, 31, 100} {
+				stride, toStride := n+r.IntN(3), rows+r.IntN(3)
+				b, to := randomVector(rows*stride, r), make([]float32, n*toStride)
+				set.Transpose(to, toStride, b, stride, rows, n)
+				for k := range n {
+					for j := range toStride {
+						want := float32(0)
+						if j < rows {
+							want = b[j*stride+k]
+						}
+						require.Equal(t, want, to[k*toStride+j], "%s: %d by %d", set.Name, rows, n)
+					}
+				}
+				if cols := min(rows, kernel.SliverWidth); cols > 0 {
+					got, want := make([]float32, n*kernel.SliverWidth), make([]float32, n*kernel.SliverWidth)
+					set.PackColumns(got, to, toStride, cols, n)
+					set.PackSliver(want, b, stride, cols, n)
+					require.Equal(t, want, got)
+				}
+			}
+		}
+	}
+}
+
 // TestMulRows holds products with rows as they are stored against slivers of what they decode to, bit for bit.
 func TestMulRows(t *testing.T) {
 	const width = kernel.SliverWidth

@@ -42,7 +42,7 @@ func TestGram(t *testing.T) {
 				for j := range n {
 					var want, size float64
 					for q := range m {
-						v := float64(x[i*m+q]) * float64(x[j*m+q])
+						v := float64(x[q*n+i]) * float64(x[q*n+j])
 						want, size = want+v, size+math.Abs(v)
 					}
 					require.InDelta(t, want, h[i*n+j], 1e-5*size+1e-9)

@@ -13,14 +13,14 @@ const (
 	apart = depth + 16 // the distance of rows
 )
 
-// AddGram adds X Xᵀ to the upper triangle of h, [n][n], where x is X, [n][m]: of each row of h the elements from the diagonal on.
+// AddGram adds Xᵀ X to the upper triangle of h, [n][n], where x is X, [m][n]: of each row of h the elements from the diagonal on.
 // A sum over m is made in parts of at most 512 and these are added in order: with c such parts in all, the relative error of an element whose
 // terms have one sign stays below (512 + c)·2⁻²⁴.
 func (s *Solver) AddGram(h []float32, n int, x []float32, m int) {
 	s.addProduct(h, x, n, x, n, m, true)
 }
 
-// AddProduct adds X Yᵀ to h, [rows][cols], where x is X, [rows][m], and y is Y, [cols][m]. Sums over m are made as AddGram makes them.
+// AddProduct adds Xᵀ Y to h, [rows][cols], where x is X, [m][rows], and y is Y, [m][cols]. Sums over m are made as AddGram makes them.
 func (s *Solver) AddProduct(h []float32, x []float32, rows int, y []float32, cols, m int) {
 	s.addProduct(h, x, rows, y, cols, m, false)
 }
@@ -33,7 +33,7 @@ func (s *Solver) addProduct(h []float32, x []float32, rows int, y []float32, col
 	slivers := (cols + width - 1) / width
 	s.slivers = room(s.slivers, slivers*width*m)
 	s.Run(slivers, func(j int, _ *Scratch) {
-		s.kernels.PackSliver(s.slivers[j*width*m:], y[j*width*m:], m, min(width, cols-j*width), m)
+		s.kernels.PackColumns(s.slivers[j*width*m:], y[j*width:], cols, min(width, cols-j*width), m)
 	})
 	s.Run((rows+high-1)/high, func(block int, w *Scratch) {
 		i := block * high
@@ -41,11 +41,12 @@ func (s *Solver) addProduct(h []float32, x []float32, rows int, y []float32, col
 		if upper {
 			first = i / width
 		}
+		w.rows = room(w.rows, high*apart)
 		for at := 0; at < m; at += depth {
 			part := min(depth, m-at)
-			own, stride := w.gather(x[i*m+at:], m, n, part)
+			s.kernels.Transpose(w.rows, apart, x[at*rows+i:], rows, part, n)
 			for j := first; j < slivers; j++ {
-				s.kernels.MulSliver(h[i*cols+j*width:], cols, own, stride, n, s.slivers[(j*m+at)*width:], min(width, cols-j*width), part, true)
+				s.kernels.MulSliver(h[i*cols+j*width:], cols, w.rows, apart, n, s.slivers[(j*m+at)*width:], min(width, cols-j*width), part, true)
 			}
 		}
 	})

@@ -44,7 +44,7 @@ func TestAddProduct(t *testing.T) {
 				for j := range cols {
 					want, size := float64(start[i*cols+j]), 1.0
 					for q := range m {
-						v := float64(x[i*m+q]) * float64(y[j*m+q])
+						v := float64(x[q*rows+i]) * float64(y[q*cols+j])
 						want, size = want+v, size+math.Abs(v)
 					}
 					require.InDelta(t, want, first[i*cols+j], 1e-6*size)

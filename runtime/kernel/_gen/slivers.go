@@ -11,7 +11,7 @@ import (
 // sliverUnroll is how many columns a turn of the loop of a sliver takes.
 const sliverUnroll = 4
 
-// slivers are the loops of MulSliver for some rows at a time, of PackSliver, and of MulRows.
+// slivers are the loops of MulSliver for some rows at a time, of Transpose, and of MulRows.
 func slivers() {
 	for _, rows := range []int{1, 2, 3, 4, 6} {
 		sliver(rows)
@@ -19,7 +19,7 @@ func slivers() {
 	for _, rows := range []int{1, 2, 4, 8, 14} {
 		sliver512(rows)
 	}
-	packSliver()
+	transpose()
 	rowsOfSliver("F32", func(src Mem, dst reg.VecVirtual) { VMOVUPS(src, dst) }, 4)
 	rowsOfSliver("F16", func(src Mem, dst reg.VecVirtual) { VCVTPH2PS(src, dst) }, 2)
 	rowsOfSliver("BF16", func(src Mem, dst reg.VecVirtual) {
@@ -154,12 +154,13 @@ func (s *sliverLoop) store(out, outStride reg.Register, added bool) {
 	RET()
 }
 
-// packSliver turns eight rows into eight columns of a sliver, eight columns of the rows at a time.
-func packSliver() {
-	function("avx2PackSliver", "func(sliver, b *float32, stride, n int)",
-		"avx2PackSliver lays out 8 rows of n float32, a multiple of 8 that is not 0, as half the width of a sliver; stride is in bytes.")
-	to, b := Load(Param("sliver"), GP64()), Load(Param("b"), GP64())
-	stride, n := Load(Param("stride"), GP64()), Load(Param("n"), GP64())
+// transpose turns eight rows into eight columns, eight columns of the rows at a time.
+func transpose() {
+	function("avx2Transpose", "func(to *float32, toStride int, b *float32, stride, n int)",
+		"avx2Transpose turns 8 rows of n float32, a multiple of 8 that is not 0, into columns; strides are in bytes.")
+	to, toStride := Load(Param("to"), GP64()), Load(Param("toStride"), GP64())
+	b, stride := Load(Param("b"), GP64()), Load(Param("stride"), GP64())
+	n := Load(Param("n"), GP64())
 	fifth, triple := GP64(), GP64()
 	LEAQ(Mem{Base: stride, Index: stride, Scale: 2}, triple)
 	LEAQ(Mem{Base: b, Index: stride, Scale: 4}, fifth)
@@ -176,8 +177,12 @@ func packSliver() {
 		}
 		return Mem{Base: base, Index: stride, Scale: uint8(r), Disp: disp}
 	}
-	Label("packSliverTurn")
+	Label("transposeTurn")
 	v, t, column := vectors(4), vectors(4), YMM()
+	store := func() {
+		VMOVUPS(column, at(to, 0))
+		ADDQ(toStride, to)
+	}
 	for quarter := range 2 {
 		// Rows r and r+4 share registers, a half each: what is left is to turn squares of four within halves.
 		for r := range v {
@@ -190,16 +195,15 @@ func packSliver() {
 		}
 		for half := range 2 {
 			VUNPCKLPD(t[2*half+1], t[2*half], column)
-			VMOVUPS(column, at(to, 64*(4*quarter+2*half)))
+			store()
 			VUNPCKHPD(t[2*half+1], t[2*half], column)
-			VMOVUPS(column, at(to, 64*(4*quarter+2*half+1)))
+			store()
 		}
 	}
 	ADDQ(Imm(32), b)
 	ADDQ(Imm(32), fifth)
-	ADDQ(U32(512), to)
 	SUBQ(Imm(8), n)
-	JNE(LabelRef("packSliverTurn"))
+	JNE(LabelRef("transposeTurn"))
 	VZEROUPPER()
 	RET()
 }
