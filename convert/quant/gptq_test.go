@@ -247,22 +247,25 @@ func TestWhatIsGained(t *testing.T) {
 func TestMatrixIsTheSame(t *testing.T) {
 	const rows, cols = 200, 172
 	sets := kernel.Available()
-	for _, name := range []string{"w4g32", "w4g16nlk", "w4g64a"} {
-		var first *quant.Quantized
-		for _, threads := range []int{1, 2, 5} {
-			p := pool.New(threads)
-			solve := linalg.New(sets[len(sets)-1], p)
-			r := rand.New(rand.NewPCG(15, 16))
-			w, h := normal(rows*cols, r, 0), correlated(t, solve, cols, r)
-			in, err := quant.NewInputs(solve, h, cols, quant.InputOptions{})
-			require.NoError(t, err)
-			got, err := quant.Matrix(solve, w, rows, cols, in, quant.MatrixOptions{Scheme: scheme(t, name), Rule: quant.Search, Method: quant.GPTQ, Refine: 2})
-			require.NoError(t, err)
-			p.Close()
-			if first == nil {
-				first = got
+	for _, o := range []quant.MatrixOptions{{Method: quant.GPTQ, Refine: 2}, {Method: quant.RTN}} {
+		for _, name := range []string{"w4g32", "w4g16nlk", "w4g64a"} {
+			o.Scheme, o.Rule = scheme(t, name), quant.Search
+			var first *quant.Quantized
+			for _, threads := range []int{1, 2, 5} {
+				p := pool.New(threads)
+				solve := linalg.New(sets[len(sets)-1], p)
+				r := rand.New(rand.NewPCG(15, 16))
+				w, h := normal(rows*cols, r, 0), correlated(t, solve, cols, r)
+				in, err := quant.NewInputs(solve, h, cols, quant.InputOptions{})
+				require.NoError(t, err)
+				got, err := quant.Matrix(solve, w, rows, cols, in, o)
+				require.NoError(t, err)
+				p.Close()
+				if first == nil {
+					first = got
+				}
+				require.Equal(t, first, got, "%s %s, %d threads", name, o.Method, threads)
 			}
-			require.Equal(t, first, got, "%s, %d threads", name, threads)
 		}
 	}
 }

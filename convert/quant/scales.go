@@ -9,8 +9,10 @@ import (
 // Scales of codes that are rounded to nearest, chosen by the error of the layer's output.
 
 const (
-	// outputTrials is how many scales on each side of a group's first one are tried, outputStep of a code of largest magnitude apart.
+	// Scales up to outputTrials steps on each side of a group's first one are tried, outputCoarse apart at first and then closer around the best. A step is
+	// outputStep of a code of largest magnitude.
 	outputTrials = 12
+	outputCoarse = 4
 	outputStep   = 0.16
 	// outputRounds is how often the best of them is set by least squares for its codes and these are rounded anew, while that helps.
 	outputRounds = 3
@@ -221,22 +223,35 @@ func (t *scaleTrials) search(first float32) {
 	if s.Asym || s.Bits == 8 {
 		sides = 1
 	}
+	near, middle := first, 0
 	for side := range sides {
 		by := first
 		if side == 1 {
 			by = -first
 		}
-		for i := -outputTrials; i <= outputTrials; i++ {
-			t.try(by*(1+float32(i)*step), stored)
+		for i := -outputTrials; i <= outputTrials; i += outputCoarse {
+			before := t.best
+			if t.try(by*(1+float32(i)*step), stored); t.best < before {
+				near, middle = by, i
+			}
+		}
+	}
+	for d := outputCoarse / 2; d > 0; d /= 2 {
+		from := middle
+		for _, i := range [2]int{from - d, from + d} {
+			before := t.best
+			if t.try(near*(1+float32(i)*step), stored); t.best < before {
+				middle = i
+			}
 		}
 	}
 	if s.Asym {
-		far, by := 16, 2
+		far, by := 12, 3
 		if s.Bits == 8 {
 			far, by = 3, 1
 		}
-		scale, middle := t.scale, int(t.zero)
-		for z := max(middle-far, 0); z <= min(middle+far, 255); z += by {
+		scale, from := t.scale, int(t.zero)
+		for z := max(from-far, 0); z <= min(from+far, 255); z += by {
 			t.try(scale, uint8(z))
 		}
 	}
@@ -276,17 +291,16 @@ func (t *scaleTrials) try(scale float32, stored uint8) float32 {
 			t.cp += float64(l) * float64(t.p[i])
 		}
 	} else {
-		for i, code := range t.next[:n] {
-			if code == t.codes[i] {
+		for i := 0; i < n; {
+			if i+8 <= n && [8]int8(t.next[i:]) == [8]int8(t.codes[i:]) {
+				i += 8 // the usual case
 				continue
 			}
-			l := t.m.grid.value(code)
-			d := l - t.level[i]
-			t.level[i] = l
-			t.cc += float64(d) * (2*float64(t.product[i]) + float64(d)*float64(t.h[i*n+i]))
-			t.c1 += float64(d) * float64(t.ones[i])
-			t.cp += float64(d) * float64(t.p[i])
-			k.Axpy(d, t.h[i*n:i*n+n], t.product[:n])
+			for end := min(i+8, n); i < end; i++ {
+				if t.next[i] != t.codes[i] {
+					t.change(i, t.m.grid.value(t.next[i]))
+				}
+			}
 		}
 	}
 	t.codes, t.next = t.next, t.codes
@@ -299,4 +313,15 @@ func (t *scaleTrials) try(scale float32, stored uint8) float32 {
 		return scale
 	}
 	return float32(slope / curve)
+}
+
+// change sets the level of column i of the group.
+func (t *scaleTrials) change(i int, level float32) {
+	d := level - t.level[i]
+	row := t.h[i*t.n : (i+1)*t.n]
+	t.level[i] = level
+	t.cc += float64(d) * (2*float64(t.product[i]) + float64(d)*float64(row[i]))
+	t.c1 += float64(d) * float64(t.ones[i])
+	t.cp += float64(d) * float64(t.p[i])
+	t.m.solver.Kernels().Axpy(d, row, t.product[:t.n])
 }
