@@ -52,13 +52,17 @@ func TestDeadChannels(t *testing.T) {
 		gptq, err := quant.Matrix(solve, w, rows, cols, in, o)
 		require.NoError(t, err)
 		require.NotEqual(t, rtn.Matrix.Data, gptq.Matrix.Data)
-		o.Refine = 0
+		o.Refine, o.Rule = 0, quant.AbsMax // scales that are the same for both methods
 		plain, err := quant.Matrix(solve, w, rows, cols, in, o)
 		require.NoError(t, err)
+		o.Method = quant.RTN
+		rounded, err := quant.Matrix(solve, w, rows, cols, in, o)
+		require.NoError(t, err)
+		require.NotEqual(t, rounded.Matrix.Data, plain.Matrix.Data)
 		a, b := make([]float32, cols), make([]float32, cols)
 		codes := packed.NewCodes(s, cols)
 		for i := range rows {
-			rtn.Matrix.DequantizeRow(a, i, codes)
+			rounded.Matrix.DequantizeRow(a, i, codes)
 			plain.Matrix.DequantizeRow(b, i, codes)
 			for _, d := range dead {
 				require.Equal(t, a[d], b[d], "%s row %d column %d", name, i, d)

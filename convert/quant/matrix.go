@@ -79,6 +79,9 @@ func Matrix(s *linalg.Solver, w []float32, rows, cols int, in *Inputs, o MatrixO
 	m.grid = newGrid(o.Scheme, m.book)
 	data := make([]byte, o.Scheme.Bytes(rows, cols))
 	m.panels = packed.PutPrelude(o.Scheme, data, m.book, o.Range)
+	if in != nil && in.H != nil && o.Method == RTN && o.Rule == Search {
+		m.coupling = m.coupled()
+	}
 	units := (rows + rowsPerUnit - 1) / rowsPerUnit
 	m.failures, m.losses, m.powers = make([]error, units), make([]float64, units), make([]float64, units)
 	s.Run(units, func(i int, scratch *linalg.Scratch) { m.failures[i] = m.unit(i, scratch) })
@@ -120,6 +123,7 @@ type matrixJob struct {
 	book       *[16]int8
 	grid       *grid
 	panels     []byte
+	coupling   []bool // see coupled; nil where scales stay as first chosen, or codes are not rounded to nearest
 
 	failures       []error // by unit
 	losses, powers []float64
@@ -155,6 +159,8 @@ func (m *matrixJob) unit(i int, scratch *linalg.Scratch) error {
 	}
 	if m.options.Method == GPTQ {
 		m.gptq(u, scratch)
+	} else if m.coupling != nil {
+		m.rescaleNearest(u, scratch)
 	}
 	for r := range u.n {
 		s.Dequantize(u.values[r*cols:(r+1)*cols], u.codes[r], m.book)
