@@ -12,14 +12,9 @@ type grid struct {
 	scheme      packed.Scheme
 	book        *[16]int8 // nil where levels are evenly spaced
 	least, most float32   // range of the codes, evenly spaced
-	nearest     [nearestSize]int8
+	nearest     [len(kernel.LevelTable{})]int8
+	levels      kernel.LevelTable // of the nearest entries
 }
-
-// The nearest entry of a codebook is looked up by the value in quarters of a step of the entries.
-const (
-	nearestSteps = 4
-	nearestSize  = 2*nearestSteps*128 + 1
-)
 
 func newGrid(s packed.Scheme, book *[16]int8) *grid {
 	least, most := s.Levels()
@@ -28,14 +23,14 @@ func newGrid(s packed.Scheme, book *[16]int8) *grid {
 		return g
 	}
 	for i := range g.nearest {
-		x := float32(i-nearestSteps*128) / nearestSteps
+		x := float32(i-kernel.TableSteps*kernel.TableReach) / kernel.TableSteps
 		best := 0
 		for c := range 1 << s.Bits {
 			if d := abs(float32(book[c]) - x); d < abs(float32(book[best])-x) {
 				best = c
 			}
 		}
-		g.nearest[i] = int8(best)
+		g.nearest[i], g.levels[i] = int8(best), float32(book[best])
 	}
 	return g
 }
@@ -45,7 +40,7 @@ func abs(f float32) float32 { return max(f, -f) }
 // code is the code nearest to x, a weight by its scale; zero is the zero point of its group.
 func (g *grid) code(x, zero float32) int8 {
 	if g.book != nil {
-		return g.nearest[nearest(min(max(x, -128), 128)*nearestSteps)+nearestSteps*128]
+		return g.nearest[kernel.TableIndex(x)]
 	}
 	return int8(min(max(roundedTo(x+zero), g.least), g.most))
 }

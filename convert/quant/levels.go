@@ -59,6 +59,9 @@ func (g *grid) largest() float32 {
 // tableFit rounds the weights under scale s and returns Σ a·level·w and Σ a·level².
 func (q *Quantizer) tableFit(w, a []float32, s float32) (lw, ll float32) {
 	inverse := reciprocal(s)
+	if q.grid.book != nil {
+		return q.kernels.FitTable(w, a, inverse, &q.grid.levels)
+	}
 	a = a[:len(w)]
 	zero := q.scheme.Zero(0)
 	for i, v := range w {

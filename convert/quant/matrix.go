@@ -136,6 +136,7 @@ type unitRows struct {
 	scales   []float32 // [n][groups]
 	zeros    []float32 // [n][groups]
 	values   []float32 // [n][cols], what the codes stand for
+	curves   []float64 // [n][groups], see rescale; negative where codes have changed since
 }
 
 // unit quantizes the rows of a unit and packs them.
@@ -245,12 +246,13 @@ func (m *matrixJob) measure(u *unitRows, scratch *linalg.Scratch) (loss, power f
 func (m *matrixJob) gptq(u *unitRows, scratch *linalg.Scratch) {
 	cols, k := m.cols, m.solver.Kernels()
 	groups, group := m.options.Scheme.Groups(cols), m.options.Scheme.Group
-	errs := make([]float32, u.n*cols) // by position in the order
+	apart := linalg.Apart(cols)
+	errs := make([]float32, u.n*apart) // by position in the order
 	work := make([]float32, u.n*columnBlock)
 	var square [columnBlock * columnBlock]float32 // U within the block
 	for at := 0; at < cols; at += columnBlock {
 		n := min(columnBlock, cols-at)
-		scratch.Mul(k, work, columnBlock, errs, cols, u.n, m.in.factor[at*cols:], cols, n, at)
+		scratch.Mul(k, work, columnBlock, errs, apart, u.n, m.in.factor[at*cols:], cols, n, at)
 		for i := range n {
 			for j := i; j < n; j++ {
 				square[i*columnBlock+j] = m.in.factor[(at+j)*cols+at+i]
@@ -269,7 +271,7 @@ func (m *matrixJob) gptq(u *unitRows, scratch *linalg.Scratch) {
 				code := m.grid.code(left[i]*reciprocal(s), zero)
 				codes[column] = code
 				e := (left[i] - s*m.grid.level(code, zero)) / square[i*columnBlock+i]
-				errs[r*cols+at+i] = e
+				errs[r*apart+at+i] = e
 				if i+1 < n {
 					k.Axpy(-e, square[i*columnBlock+i+1:i*columnBlock+n], left[i+1:])
 				}
@@ -285,9 +287,16 @@ func (m *matrixJob) refine(u *unitRows, scratch *linalg.Scratch) error {
 	cols, k := m.cols, m.solver.Kernels()
 	block := max(columnBlock, m.options.Scheme.Group) // whole groups
 	gradient := make([]float32, u.n*block)
-	diff := make([]float32, u.n*cols)
-	for i, v := range u.values {
-		diff[i] = v - m.w[u.first*cols+i]
+	apart := linalg.Apart(cols)
+	diff := make([]float32, u.n*apart)
+	for r := range u.n {
+		for i, v := range u.values[r*cols : (r+1)*cols] {
+			diff[r*apart+i] = v - m.w[(u.first+r)*cols+i]
+		}
+	}
+	u.curves = make([]float64, len(u.scales))
+	for i := range u.curves {
+		u.curves[i] = -1
 	}
 	for range m.options.Refine {
 		if m.options.Stop != nil {
@@ -297,9 +306,9 @@ func (m *matrixJob) refine(u *unitRows, scratch *linalg.Scratch) error {
 		}
 		for at := 0; at < cols; at += block {
 			n := min(block, cols-at)
-			scratch.Mul(k, gradient, block, diff, cols, u.n, m.in.H[at*cols:], cols, n, cols)
+			scratch.Mul(k, gradient, block, diff, apart, u.n, m.in.H[at*cols:], cols, n, cols)
 			for r := range u.n {
-				m.descend(u, r, at, n, gradient[r*block:r*block+n], diff[r*cols+at:r*cols+at+n])
+				m.descend(u, r, at, n, gradient[r*block:r*block+n], diff[r*apart+at:r*apart+at+n])
 			}
 		}
 	}
@@ -312,7 +321,7 @@ func (m *matrixJob) descend(u *unitRows, r, at, n int, gradient, diff []float32)
 	cols, h, k, s := m.cols, m.in.H, m.solver.Kernels(), m.options.Scheme
 	groups := s.Groups(cols)
 	scales, zeros := u.scales[r*groups:(r+1)*groups], u.zeros[r*groups:(r+1)*groups]
-	codes, values := u.codes[r].Codes, u.values[r*cols:(r+1)*cols]
+	codes, values, curves := u.codes[r].Codes, u.values[r*cols:(r+1)*cols], u.curves[r*groups:(r+1)*groups]
 	change := func(i int, delta float32) {
 		diff[i] += delta
 		values[at+i] += delta
@@ -332,7 +341,7 @@ func (m *matrixJob) descend(u *unitRows, r, at, n int, gradient, diff []float32)
 		}
 		delta := scale*m.grid.level(code, zero) - now
 		if delta*(2*gradient[i]+delta*curve) < 0 {
-			codes[c] = code
+			codes[c], curves[c/s.Group] = code, -1
 			change(i, delta)
 		}
 	}
@@ -342,24 +351,24 @@ func (m *matrixJob) descend(u *unitRows, r, at, n int, gradient, diff []float32)
 	}
 }
 
-// rescale sets the scale of group g, columns at+from … at+to-1, to what is best for its codes, if that can be stored and lowers the error.
+// rescale sets the scale of group g, columns at+from … at+to-1, to what is best for its codes, if that can be stored and lowers the error. How
+// steep the error gets, codes H codesᵀ within the group, is kept for as long as the codes stay.
 func (m *matrixJob) rescale(u *unitRows, r, g, at, from, to int, gradient []float32, change func(i int, delta float32)) {
-	s, cols, h, k := m.options.Scheme, m.cols, m.in.H, m.solver.Kernels()
-	groups := s.Groups(cols)
+	s := m.options.Scheme
+	groups := s.Groups(m.cols)
 	scale, zero := u.scales[r*groups+g], u.zeros[r*groups+g]
 	c := u.codes[r]
-	var slope, curve float64
+	var slope float64
 	var levels [packed.Super]float32
 	for i := from; i < to; i++ {
 		levels[i-from] = m.grid.level(c.Codes[at+i], zero)
 		slope += float64(levels[i-from]) * float64(gradient[i])
 	}
 	used := levels[:to-from]
-	for i, l := range used {
-		if l != 0 {
-			first := (at+from+i)*cols + at + from
-			curve += float64(l) * float64(k.Dot(used, h[first:first+len(used)]))
-		}
+	curve := u.curves[r*groups+g]
+	if curve < 0 {
+		curve = m.form(used, at+from)
+		u.curves[r*groups+g] = curve
 	}
 	if curve <= 0 {
 		return
@@ -385,4 +394,15 @@ func (m *matrixJob) rescale(u *unitRows, r, g, at, from, to int, gradient []floa
 	for i := from; i < to; i++ {
 		change(i, stored*levels[i-from]-scale*levels[i-from])
 	}
+}
+
+// form is v H vᵀ of columns at … at+len(v)-1.
+func (m *matrixJob) form(v []float32, at int) (sum float64) {
+	for i, l := range v {
+		if l != 0 {
+			first := (at+i)*m.cols + at
+			sum += float64(l) * float64(m.solver.Kernels().Dot(v, m.in.H[first:first+len(v)]))
+		}
+	}
+	return sum
 }

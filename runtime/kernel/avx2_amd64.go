@@ -21,7 +21,7 @@ func machineSets() []*Set {
 		mulSliver: mulSliverAVX2, transpose: transposeAVX2, mulRows: mulRowsAVX2,
 		dot: dotAVX2, axpy: axpyAVX2, exp: expAVX2,
 		decodeF16: decodeF16AVX2, decodeBF16: decodeBF16AVX2,
-		largest: largestAVX2, encode: encodeAVX2, fit: fitAVX2, loss: lossAVX2,
+		largest: largestAVX2, encode: encodeAVX2, fit: fitAVX2, fitTable: fitTableAVX2, loss: lossAVX2,
 	}
 	attentionAVX2(&avx2)
 	if !cpu.X86.HasAVX512F || !cpu.X86.HasAVX512BW || !cpu.X86.HasAVX512DQ || !cpu.X86.HasAVX512VL || !cpu.X86.HasAVX512VNNI {
@@ -211,6 +211,14 @@ func fitAVX2(w, a []float32, low, inverse, least, most float32) (c, cc, cw float
 		c, cc, cw = avx2Fit(&w[0], &a[0], whole, low, inverse, least, most)
 	}
 	return fitRest(w[whole:], a[whole:], low, inverse, least, most, c, cc, cw)
+}
+
+func fitTableAVX2(w, a []float32, inverse float32, t *LevelTable) (lw, ll float32) {
+	whole := len(w) &^ 7
+	if whole > 0 {
+		lw, ll = avx2FitTable(&w[0], &a[0], whole, inverse, &t[0])
+	}
+	return fitTableRest(w[whole:], a[whole:], inverse, t, lw, ll)
 }
 
 func lossAVX2(w, a []float32, inverse, zero, least, most, scale float32) (sum float32) {

@@ -65,7 +65,9 @@ type Set struct {
 	largest func(w []float32) uint32
 	encode  func(codes []int8, w []float32, inverse float32, least, most, offset int8)
 	fit     func(w, a []float32, low, inverse, least, most float32) (c, cc, cw float32)
-	loss    func(w, a []float32, inverse, zero, least, most, scale float32) float32
+	// fitTable: see FitTable.
+	fitTable func(w, a []float32, inverse float32, t *LevelTable) (lw, ll float32)
+	loss     func(w, a []float32, inverse, zero, least, most, scale float32) float32
 }
 
 // EnvLevel is the environment variable that limits the instructions in use: generic, avx2 or
@@ -83,7 +85,7 @@ func Generic() *Set {
 		decodeF16: half.DecodeF16, decodeBF16: half.DecodeBF16,
 		F32: vectorsGeneric(widenF32), F16: vectorsGeneric(widenF16), I8: vectorsGeneric(widenI8),
 		gate: gateGeneric, multiply: multiplyGeneric, greatest: greatestGeneric, encodeF16: encodeF16Generic,
-		largest: largestGeneric, encode: encodeGeneric, fit: fitGeneric, loss: lossGeneric,
+		largest: largestGeneric, encode: encodeGeneric, fit: fitGeneric, fitTable: fitTableGeneric, loss: lossGeneric,
 	}
 }
 

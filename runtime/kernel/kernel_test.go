@@ -237,6 +237,16 @@ func TestQuantizersGiveTheSameBits(t *testing.T) {
 			generic.Encode(x, w, -31, -127, 127, 0)
 			set.Encode(y, w, -31, -127, 127, 0)
 			require.Equal(t, x, y)
+			table := new(kernel.LevelTable)
+			for i := range table {
+				table[i] = float32(i/40 - 12)
+			}
+			for _, inverse := range []float32{3, 100, float32(math.Inf(1))} {
+				w[0] = 0 // times infinity it is no number
+				l1, l2 := generic.FitTable(w, a, inverse, table)
+				m1, m2 := set.FitTable(w, a, inverse, table)
+				require.Equal(t, [2]float32{l1, l2}, [2]float32{m1, m2}, "%s: %d", set.Name, n)
+			}
 			c1, c2, c3 := generic.Fit(w, a, -0.3, 2.1, 0, 15)
 			d1, d2, d3 := set.Fit(w, a, -0.3, 2.1, 0, 15)
 			require.Equal(t, []float32{c1, c2, c3}, []float32{d1, d2, d3}, "%d elements", n)

@@ -299,6 +299,11 @@ func avx2Encode(codes *int8, w *float32, n int, inverse float32, least uint32, m
 //go:noescape
 func avx2Fit(w *float32, a *float32, n int, low float32, inverse float32, least float32, most float32) (c float32, cc float32, cw float32)
 
+// avx2FitTable gives the sums of Set.FitTable for n elements, a multiple of 8 that is not 0.
+//
+//go:noescape
+func avx2FitTable(w *float32, a *float32, n int, inverse float32, table *float32) (lw float32, ll float32)
+
 // avx2Loss gives the sum of Set.Loss for n elements, a multiple of 8 that is not 0.
 //
 //go:noescape

@@ -54,6 +54,46 @@ DATA fineLimits<>+24(SB)/4, $0x44ffe000
 DATA fineLimits<>+28(SB)/4, $0x44ffe000
 GLOBL fineLimits<>(SB), RODATA|NOPTR, $32
 
+DATA tableLow<>+0(SB)/4, $0xc3000000
+DATA tableLow<>+4(SB)/4, $0xc3000000
+DATA tableLow<>+8(SB)/4, $0xc3000000
+DATA tableLow<>+12(SB)/4, $0xc3000000
+DATA tableLow<>+16(SB)/4, $0xc3000000
+DATA tableLow<>+20(SB)/4, $0xc3000000
+DATA tableLow<>+24(SB)/4, $0xc3000000
+DATA tableLow<>+28(SB)/4, $0xc3000000
+GLOBL tableLow<>(SB), RODATA|NOPTR, $32
+
+DATA tableHigh<>+0(SB)/4, $0x43000000
+DATA tableHigh<>+4(SB)/4, $0x43000000
+DATA tableHigh<>+8(SB)/4, $0x43000000
+DATA tableHigh<>+12(SB)/4, $0x43000000
+DATA tableHigh<>+16(SB)/4, $0x43000000
+DATA tableHigh<>+20(SB)/4, $0x43000000
+DATA tableHigh<>+24(SB)/4, $0x43000000
+DATA tableHigh<>+28(SB)/4, $0x43000000
+GLOBL tableHigh<>(SB), RODATA|NOPTR, $32
+
+DATA tableSteps<>+0(SB)/4, $0x40800000
+DATA tableSteps<>+4(SB)/4, $0x40800000
+DATA tableSteps<>+8(SB)/4, $0x40800000
+DATA tableSteps<>+12(SB)/4, $0x40800000
+DATA tableSteps<>+16(SB)/4, $0x40800000
+DATA tableSteps<>+20(SB)/4, $0x40800000
+DATA tableSteps<>+24(SB)/4, $0x40800000
+DATA tableSteps<>+28(SB)/4, $0x40800000
+GLOBL tableSteps<>(SB), RODATA|NOPTR, $32
+
+DATA tableOffset<>+0(SB)/4, $0x00000200
+DATA tableOffset<>+4(SB)/4, $0x00000200
+DATA tableOffset<>+8(SB)/4, $0x00000200
+DATA tableOffset<>+12(SB)/4, $0x00000200
+DATA tableOffset<>+16(SB)/4, $0x00000200
+DATA tableOffset<>+20(SB)/4, $0x00000200
+DATA tableOffset<>+24(SB)/4, $0x00000200
+DATA tableOffset<>+28(SB)/4, $0x00000200
+GLOBL tableOffset<>(SB), RODATA|NOPTR, $32
+
 DATA infinities<>+0(SB)/4, $0x7f800000
 DATA infinities<>+4(SB)/4, $0x7f800000
 DATA infinities<>+8(SB)/4, $0x7f800000
@@ -10999,6 +11039,53 @@ fitStep:
 	VPERMILPS  $0xb1, Y6, Y7
 	VADDPS     Y7, Y6, Y6
 	MOVSS      X6, cw+48(FP)
+	VZEROUPPER
+	RET
+
+// func avx2FitTable(w *float32, a *float32, n int, inverse float32, table *float32) (lw float32, ll float32)
+// Requires: AVX, AVX2, SSE
+TEXT ·avx2FitTable(SB), NOSPLIT, $0-48
+	MOVQ         w+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSS inverse+24(FP), Y0
+	MOVQ         table+32(FP), BX
+	VXORPS       Y1, Y1, Y1
+	VXORPS       Y2, Y2, Y2
+
+fitTableStep:
+	VMOVUPS    (AX), Y3
+	VMULPS     Y0, Y3, Y4
+	VMAXPS     tableLow<>+0(SB), Y4, Y4
+	VMINPS     tableHigh<>+0(SB), Y4, Y4
+	VMULPS     tableSteps<>+0(SB), Y4, Y4
+	VCVTPS2DQ  Y4, Y4
+	VPADDD     tableOffset<>+0(SB), Y4, Y4
+	VPCMPEQD   Y6, Y6, Y6
+	VGATHERDPS Y6, (BX)(Y4*4), Y5
+	VMULPS     (CX), Y5, Y4
+	VMULPS     Y4, Y3, Y3
+	VADDPS     Y3, Y1, Y1
+	VMULPS     Y5, Y4, Y4
+	VADDPS     Y4, Y2, Y2
+	ADDQ       $0x20, AX
+	ADDQ       $0x20, CX
+	SUBQ       $0x08, DX
+	JNE        fitTableStep
+	VPERM2F128 $0x01, Y1, Y1, Y3
+	VADDPS     Y3, Y1, Y1
+	VPERMILPS  $0x4e, Y1, Y3
+	VADDPS     Y3, Y1, Y1
+	VPERMILPS  $0xb1, Y1, Y3
+	VADDPS     Y3, Y1, Y1
+	MOVSS      X1, lw+40(FP)
+	VPERM2F128 $0x01, Y2, Y2, Y3
+	VADDPS     Y3, Y2, Y2
+	VPERMILPS  $0x4e, Y2, Y3
+	VADDPS     Y3, Y2, Y2
+	VPERMILPS  $0xb1, Y2, Y3
+	VADDPS     Y3, Y2, Y2
+	MOVSS      X2, ll+44(FP)
 	VZEROUPPER
 	RET
 

@@ -71,6 +71,51 @@ func fitRest(w, a []float32, low, inverse, least, most, c, cc, cw float32) (floa
 	return c, cc, cw
 }
 
+// TableSteps is how many steps of a LevelTable there are from one integer to the next, TableReach the integer that it ends at on both sides.
+const (
+	TableSteps = 4
+	TableReach = 128
+)
+
+// LevelTable holds the level that is nearest to each step from −TableReach to TableReach.
+type LevelTable [2*TableReach*TableSteps + 1]float32
+
+// FitTable rounds the weights to levels l of w·inverse, cut to the table's reach and rounded to its steps, and returns Σ a·l·w and Σ a·l².
+func (s *Set) FitTable(w, a []float32, inverse float32, t *LevelTable) (lw, ll float32) {
+	return s.fitTable(w, a[:len(w)], inverse, t)
+}
+
+func fitTableGeneric(w, a []float32, inverse float32, t *LevelTable) (lw, ll float32) {
+	var lws, lls [8]float32
+	whole := len(w) &^ 7
+	for i, v := range w[:whole] {
+		l := t[TableIndex(v*inverse)]
+		al := float32(a[i] * l)
+		lws[i%8] += float32(al * v)
+		lls[i%8] += float32(al * l)
+	}
+	return fitTableRest(w[whole:], a[whole:], inverse, t, total(&lws), total(&lls))
+}
+
+// fitTableRest adds the last elements, fewer than eight, to sums.
+func fitTableRest(w, a []float32, inverse float32, t *LevelTable, lw, ll float32) (float32, float32) {
+	for i, v := range w {
+		l := t[TableIndex(v*inverse)]
+		al := float32(a[i] * l)
+		lw += float32(al * v)
+		ll += float32(al * l)
+	}
+	return lw, ll
+}
+
+// TableIndex is where a LevelTable has x, cut to its reach: the lower end for what is no number.
+func TableIndex(x float32) int32 {
+	if !(x > -TableReach) {
+		return 0
+	}
+	return roundEven(min(x, TableReach)*TableSteps) + TableReach*TableSteps
+}
+
 // Loss returns Σ a·(w − scale·(c − zero))² with codes c = w·inverse + zero within least … most.
 func (s *Set) Loss(w, a []float32, inverse, zero, least, most, scale float32) float32 {
 	return s.loss(w, a[:len(w)], inverse, zero, least, most, scale)

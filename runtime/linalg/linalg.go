@@ -40,14 +40,25 @@ func (s *Scratch) Mul(k *kernel.Set, dst []float32, dstStride int, a []float32, 
 	}
 }
 
-// gather copies n elements, at most depth, of each of some rows. Rows that lie a power of two apart, as those of large matrices do, would
-// take the same places of the first cache from one another.
+// gather gives n elements, at most depth, of each of some rows. Rows that lie a multiple of four kilobytes apart, as those of large matrices do,
+// would take the same places of the first cache from one another: they are copied.
 func (s *Scratch) gather(a []float32, stride, rows, n int) (own []float32, ownStride int) {
+	if stride%1024 != 0 {
+		return a, stride
+	}
 	s.rows = room(s.rows, rows*apart)
 	for i := range rows {
 		copy(s.rows[i*apart:i*apart+n], a[i*stride:])
 	}
 	return s.rows, apart
+}
+
+// Apart is a distance of rows of n elements that Mul can take as they lie.
+func Apart(n int) int {
+	if n%1024 == 0 {
+		return n + 16
+	}
+	return n
 }
 
 func room(s []float32, n int) []float32 {

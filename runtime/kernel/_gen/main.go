@@ -51,6 +51,7 @@ func main() {
 	largest()
 	encode()
 	fit()
+	fitTable()
 	loss()
 	decodes()
 	attentions()
@@ -59,6 +60,8 @@ func main() {
 
 // block is the number of columns that share an activation scale, as packed.Block.
 const block = 32
+
+var tableLow, tableHigh, tableSteps, tableOffset Mem // of fitTable
 
 var ones, nibbles, magnitudes, limits, fineLimits, infinities, order Mem
 
@@ -80,10 +83,12 @@ func constants() {
 	ones = vector("ones", 0x00010001)
 	nibbles = vector("nibbles", 0x0f0f0f0f)
 	magnitudes = vector("magnitudes", 0x7fffffff)
-	limits = vector("limits", 0x42fe0000)           // 127
-	fineLimits = vector("fineLimits", 0x44ffe000)   // 2047
-	infinities = vector("infinities", 0x7f800000)   //
-	order = vector("order", 0, 4, 1, 5, 2, 6, 3, 7) // undoes what packing within lanes does
+	limits = vector("limits", 0x42fe0000)                                                  // 127
+	fineLimits = vector("fineLimits", 0x44ffe000)                                          // 2047
+	tableLow, tableHigh = vector("tableLow", 0xc3000000), vector("tableHigh", 0x43000000)  // -128, 128
+	tableSteps, tableOffset = vector("tableSteps", 0x40800000), vector("tableOffset", 512) // 4
+	infinities = vector("infinities", 0x7f800000)                                          //
+	order = vector("order", 0, 4, 1, 5, 2, 6, 3, 7)                                        // undoes what packing within lanes does
 }
 
 // exponentials lays the constants of the exponential.

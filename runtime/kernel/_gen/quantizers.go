@@ -106,6 +106,46 @@ func fit() {
 	RET()
 }
 
+// fitTable sums what a scale of a codebook's codes is found from.
+func fitTable() {
+	function("avx2FitTable", "func(w, a *float32, n int, inverse float32, table *float32) (lw, ll float32)",
+		"avx2FitTable gives the sums of Set.FitTable for n elements, a multiple of 8 that is not 0.")
+	w, a, n := Load(Param("w"), GP64()), Load(Param("a"), GP64()), Load(Param("n"), GP64())
+	inverse, sums := YMM(), vectors(2)
+	VBROADCASTSS(NewParamAddr("inverse", 24), inverse)
+	table := GP64()
+	MOVQ(NewParamAddr("table", 32), table)
+	for _, s := range sums {
+		VXORPS(s, s, s)
+	}
+	Label("fitTableStep")
+	v, x, l, all := YMM(), YMM(), YMM(), YMM()
+	VMOVUPS(at(w, 0), v)
+	VMULPS(inverse, v, x)
+	VMAXPS(tableLow, x, x)
+	VMINPS(tableHigh, x, x)
+	VMULPS(tableSteps, x, x)
+	VCVTPS2DQ(x, x)
+	VPADDD(tableOffset, x, x)
+	VPCMPEQD(all, all, all)
+	VGATHERDPS(all, Mem{Base: table, Index: x, Scale: 4}, l)
+	VMULPS(at(a, 0), l, x)
+	VMULPS(x, v, v)
+	VADDPS(v, sums[0], sums[0])
+	VMULPS(l, x, x)
+	VADDPS(x, sums[1], sums[1])
+	ADDQ(Imm(32), w)
+	ADDQ(Imm(32), a)
+	SUBQ(Imm(8), n)
+	JNE(LabelRef("fitTableStep"))
+	for i, s := range sums {
+		across(s, v, VADDPS)
+		Store(s.AsX(), ReturnIndex(i))
+	}
+	VZEROUPPER()
+	RET()
+}
+
 // loss sums the squared errors of codes.
 func loss() {
 	function("avx2Loss", "func(w, a *float32, n int, inverse, zero, least, most, scale float32) float32",
