@@ -36,7 +36,8 @@ no keys for are kept under keys of their own and come back.
 
 --dtype gives the matrices another type: f32, f16, bf16, and for GGUF also q8_0 and q4_0.
 Without it every tensor keeps its type; one that the container cannot hold becomes f32,
-which loses nothing.`,
+which loses nothing. NaN and infinities are carried over as they are, but for packed
+files, which have none: verify looks for them.`,
 		Example: `  qtool convert model.gguf -o hf-dir
   qtool convert llama-7b -o llama-7b.gguf --dtype f16
   qtool convert llama-7b-w4.qpk -o llama-7b-w4.gguf`,
