@@ -143,6 +143,9 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 		if err != nil {
 			return err
 		}
+		if err := text.Check(o.eval.maxTokens); err != nil {
+			return err
+		}
 		if !text.BuiltIn {
 			o.reads = append(o.reads, text.Name)
 		}
