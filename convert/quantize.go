@@ -105,7 +105,7 @@ func (q *quantization) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, q.work.close()) }()
-	q.result.Discarded = q.work.discarded
+	q.result.Discarded, q.result.Damaged = q.work.discarded, q.work.damaged
 	q.result.Resumed = len(q.work.done)
 	if q.options.Calibration != nil || q.options.Statistics != nil {
 		if err := q.checkVectors(); err != nil {

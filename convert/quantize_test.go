@@ -156,7 +156,7 @@ func TestResumeDistrustsWhatItFinds(t *testing.T) {
 	}
 }
 
-// TestTornJournal: a line that a crash left unfinished, or one that was damaged, costs its own tensor and no other, however often the run is stopped.
+// TestTornJournal: a line that a crash left unfinished costs its own tensor and no other, one that was damaged what follows it too, however often the run is stopped.
 func TestTornJournal(t *testing.T) {
 	m := open(t, testdata.Path("grammar-lm"))
 	p := plan(t, m, convert.DefaultRecipe("w4g32"))
@@ -179,13 +179,21 @@ func TestTornJournal(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(string(content(t, journal))), "\n")
 	require.Greater(t, len(lines), 10)
 	for _, l := range lines {
-		require.True(t, json.Valid([]byte(l)), l)
+		sum, text, _ := strings.Cut(l, " ")
+		require.True(t, json.Valid([]byte(text)), l)
+		require.Equal(t, packed.Sum([]byte(text)).String(), sum)
 	}
-	lines[3] = lines[3][:20]
+	at := strings.Index(lines[3], `"source":"`) + len(`"source":"`) // a digit of it: still JSON, and of data that are right
+	digit := "0"
+	if lines[3][at] == '0' {
+		digit = "1"
+	}
+	lines[3] = lines[3][:at] + digit + lines[3][at+1:]
 	require.NoError(t, os.WriteFile(journal, []byte(strings.Join(lines, "\n")+"\n"), 0o600))
 	result, err := convert.Quantize(t.Context(), m, p, convert.Options{Output: out, Threads: 2})
 	require.NoError(t, err)
-	require.Equal(t, len(lines)-2, result.Resumed, "all but the key and the damaged line")
+	require.Equal(t, 2, result.Resumed, "what stands before the damaged line")
+	require.True(t, result.Damaged)
 	whole := filepath.Join(t.TempDir(), "whole.qpk")
 	_, err = convert.Quantize(t.Context(), m, p, convert.Options{Output: whole, Threads: 2})
 	require.NoError(t, err)

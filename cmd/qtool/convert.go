@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -50,6 +52,9 @@ files, which have none: verify looks for them.`,
 			case "keep", "f32", "f16", "bf16", "q8_0", "q4_0":
 			default:
 				return usagef("--dtype %q: expected keep, f32, f16, bf16, q8_0 or q4_0", dtype)
+			}
+			if (dtype == "q8_0" || dtype == "q4_0") && strings.ToLower(filepath.Ext(output)) != ".gguf" {
+				return usagef("--dtype %s is a type of GGUF files: name the output NAME.gguf, or make a packed file with qtool quantize", dtype)
 			}
 			path, err := find(args[0])
 			if err != nil {

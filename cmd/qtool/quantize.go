@@ -158,6 +158,9 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 	}
 	o.reads = append(o.reads, o.eval.data, o.calibration.data, o.recipeFile)
 	report, err := quantizeModel(cmd.Context(), path, recipe, o)
+	if errors.Is(err, convert.ErrNoMatch) {
+		return usageError{err}
+	}
 	if err != nil {
 		return err
 	}
@@ -189,7 +192,7 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 	}
 	var short, gate error
 	if o.strict && report.Fallbacks > 0 {
-		short = fmt.Errorf("--strict: %d times the result is less than what was asked for: %s", report.Fallbacks, strings.Join(report.shortfalls, "; "))
+		short = fmt.Errorf("--strict: %s the result is less than what was asked for: %s", manyText(report.Fallbacks, "time"), strings.Join(report.shortfalls, "; "))
 	}
 	if !met {
 		gate = errGate
@@ -219,6 +222,7 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	if err != nil {
 		return nil, err
 	}
+	alone := o.calibration.settleTargets(&recipe, calibration)
 	statistics, err := o.calibration.statistics(m, &recipe)
 	if err != nil {
 		return nil, err
@@ -248,7 +252,13 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	if data != nil && data.Note != "" {
 		report.Warnings = append(report.Warnings, data.Note)
 	}
+	if alone {
+		report.Warnings = append(report.Warnings, "one calibration sequence cannot tell chance from what layers have to make up for: they meet the outputs of their own weights (--targets own); give more text")
+	}
 	report.fall(plan.Warnings...)
+	if recipe.Method != "" {
+		report.Targets, report.inputsOnly = recipe.Targets.String(), m.Config().PostNorms
+	}
 	if statistics != nil {
 		report.Statistics = &statisticsReport{o.calibration.data, string(statistics.Source()), statistics.Digest().String(), statistics.Describe()}
 	}
@@ -280,7 +290,10 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 		report.Warnings = append(report.Warnings, "not calibrated: weights were rounded to the nearest value that can be stored; --calib TEXT chooses them by what the layers compute, which cuts the divergence by about a third to a half")
 	}
 	if o.noEval && recipe.Budget != nil && recipe.Budget.Divergence > 0 {
-		report.Warnings = append(report.Warnings, "the divergence that the schemes were chosen for was not measured (--no-eval): each tensor's own was, on its own")
+		report.Warnings = append(report.Warnings, "the divergence that the schemes were chosen for was not measured (--no-eval): each tensor's own was, on its own; whether --max-kld is kept was not checked")
+	}
+	if result.Damaged {
+		report.Warnings = append(report.Warnings, "the journal of what an earlier run had finished is damaged: what follows its first bad line was made again")
 	}
 	if result.Discarded {
 		fmt.Fprintln(os.Stderr, "qtool: an unfinished file of another plan or source was discarded")
@@ -302,5 +315,5 @@ func (o *quantizeOptions) mix(ctx context.Context, m *checkpoint.Model, r *conve
 	if err != nil {
 		return nil, resumable(ctx, err)
 	}
-	return &mixedReport{mixed.Predicted, mixed.Bound, r.Budget.Divergence, mixed.Tokens, mixed.Resumed, mixed.Sensitivities}, nil
+	return &mixedReport{mixed.Predicted, mixed.Bound, r.Budget.Divergence, mixed.Tokens, mixed.Resumed, mixed.Damaged, mixed.Sensitivities}, nil
 }

@@ -49,7 +49,7 @@ numbers, in any container.`,
 			if v.Digests {
 				how = "all data have the digests of the header"
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: whole, %d tensors, %s; %s\n", v.Model, v.Tensors, sizeText(v.SizeBytes), how)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: whole, %s, %s; %s\n", v.Model, manyText(v.Tensors, "tensor"), sizeText(v.SizeBytes), how)
 			return err
 		},
 	}
