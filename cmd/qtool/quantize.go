@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 
 	"qtool/convert"
 	"qtool/convert/quant"
+	"qtool/formats"
 	"qtool/formats/checkpoint"
 	"qtool/runtime/eval"
 	"qtool/runtime/pool"
@@ -213,10 +215,9 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 			return nil, err
 		}
 	}
-	if !o.dryRun && !o.noEval {
-		if _, err := tokenizerOf(m); err != nil {
-			return nil, fmt.Errorf("%w; without it the result cannot be measured: give --no-eval", err)
-		}
+	tokenizerNote, err := checkTokenizer(m, !o.dryRun && !o.noEval)
+	if err != nil {
+		return nil, err
 	}
 	calibration, data, err := o.calibration.read(m, &recipe)
 	if err != nil {
@@ -248,6 +249,9 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 		Mixed: mixed, Data: data,
 		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: expected.Memory, Expected: expected.Seconds,
 		Warnings: append([]string{}, plan.Model.Warnings()...),
+	}
+	if tokenizerNote != "" {
+		report.Warnings = append(report.Warnings, tokenizerNote)
 	}
 	if data != nil && data.Note != "" {
 		report.Warnings = append(report.Warnings, data.Note)
@@ -300,6 +304,29 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	}
 	report.Seconds = time.Since(start).Seconds()
 	return report, nil
+}
+
+// checkTokenizer looks at the tokenizer that the packed file will carry: it must be whole where there is one, and there must be one where the result is
+// measured. One that needs something qtool does not do is noted.
+func checkTokenizer(m *checkpoint.Model, needed bool) (note string, err error) {
+	_, broken := tokenizerOf(m)
+	if broken == nil {
+		return "", nil
+	}
+	if needed {
+		return "", fmt.Errorf("%w; without it the result cannot be measured: give --no-eval", broken)
+	}
+	names, err := m.Files()
+	if err != nil {
+		return "", err
+	}
+	if !slices.Contains(names, "tokenizer.json") && !slices.Contains(names, "tokenizer.model") {
+		return "", nil // weights alone
+	}
+	if errors.Is(broken, formats.ErrUnsupported) {
+		return fmt.Sprintf("the tokenizer is carried along, but the packed file cannot be run on text: %v", broken), nil
+	}
+	return "", fmt.Errorf("the packed file would carry a broken tokenizer: %w", broken)
 }
 
 // mix chooses schemes where the recipe has a budget.
