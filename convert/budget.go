@@ -98,6 +98,7 @@ func assign(tensors [][]option, bytes int64, divergence float64) (*assignment, e
 	})
 	fits := func(s step) bool { return a.bytes+s.bytes <= bytes }
 	if divergence > 0 {
+		a.bound = float64(a.bytes) // where the smallest choices will do
 		fits = func(step) bool { return a.divergence > divergence }
 	} else if a.bytes > bytes {
 		return nil, fmt.Errorf("%w: the smallest choice takes %d bytes, %d are allowed", ErrBudget, a.bytes, bytes)

@@ -67,9 +67,8 @@ func TestAssignAgainstEveryChoice(t *testing.T) {
 		require.NoError(t, err)
 		require.LessOrEqual(t, b.divergence, allowed+1e-12)
 		require.GreaterOrEqual(t, float64(b.bytes), fewest)
-		if b.bound > 0 {
-			require.LessOrEqual(t, b.bound, fewest+1e-6)
-		}
+		require.Positive(t, b.bound)
+		require.LessOrEqual(t, b.bound, fewest+1e-6)
 	}
 }
 

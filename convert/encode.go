@@ -215,9 +215,34 @@ func blocks(t *checkpoint.Tensor, typ ggml.Type, shift float32) (item, error) {
 	}, nil
 }
 
-// rowError says which row of which tensor a value is in.
+// rowError says which row of which tensor of which file a value is in.
 func rowError(t *checkpoint.Tensor, row int, err error) error {
-	return fmt.Errorf("tensor %q, row %d: %w", t.Name, row, err)
+	return fmt.Errorf("%s: tensor %q, row %d: %w", t.Path(), t.Name, row, err)
+}
+
+// checked is an item whose values must be finite, as those of quantized ones must: a norm with one that is not makes a model that predicts nothing.
+func checked(it item) item {
+	t, encoder := it.tensor, it.encoder
+	it.encoder = func() func([]byte, []float32, int, int) (int, error) {
+		encode := encoder()
+		return func(dst []byte, values []float32, first, n int) (int, error) {
+			if err := checkFinite(t, first, values); err != nil {
+				return 0, err
+			}
+			return encode(dst, values, first, n)
+		}
+	}
+	return it
+}
+
+// checkFinite says which of the values, of rows from first on, is NaN or an infinity.
+func checkFinite(t *checkpoint.Tensor, first int, values []float32) error {
+	for i, v := range values {
+		if v-v != 0 {
+			return rowError(t, first+i/t.Cols(), fmt.Errorf("column %d: %g is %w", i%t.Cols(), v, quant.ErrNotFinite))
+		}
+	}
+	return nil
 }
 
 // readGuarded reads rows of a tensor whose file may be cut short meanwhile.

@@ -25,6 +25,7 @@ type measured struct {
 	done    map[string]measurement
 	journal *os.File
 	lock    *os.File
+	damaged bool // a line was, and what followed is measured again
 }
 
 // openMeasured opens or makes the file for an output, of at least so many bytes to come: that these may be written is known before anything
@@ -55,12 +56,13 @@ func (k *measured) open(path, key string) (err error) {
 	if k.journal, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o666); err != nil {
 		return err
 	}
-	fresh, err := readJournal(k.journal, key, func(line []byte) {
+	fresh, damaged, err := readJournal(k.journal, key, func(line []byte) {
 		var l measurement
 		if json.Unmarshal(line, &l) == nil {
 			k.done[l.Tensor] = l
 		}
 	})
+	k.damaged = damaged
 	if err != nil || !fresh {
 		return err
 	}

@@ -26,7 +26,8 @@ type Mixed struct {
 	// choice within the budget could be below, in the same sense (bytes, where divergence is limited).
 	Predicted, Bound float64
 	Tokens           int
-	Resumed          int // tensors that an earlier run had measured
+	Resumed          int  // tensors that an earlier run had measured
+	Damaged          bool // a line of the journal of these was: what followed was measured again
 }
 
 // Mix measures how sensitive the predictions of a model are to each of its matrices, on some of the calibration text, and sets the
@@ -69,7 +70,7 @@ func Mix(ctx context.Context, m *checkpoint.Model, r *Recipe, o Options) (mixed 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.kept.close()) }()
-	mixed = &Mixed{Tokens: s.tokens()}
+	mixed = &Mixed{Tokens: s.tokens(), Damaged: s.kept.damaged}
 	costs, err := s.all(ctx, b.open, mixed)
 	if err != nil {
 		return nil, err

@@ -105,9 +105,12 @@ func (q *quantization) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, q.work.close()) }()
-	q.result.Discarded = q.work.discarded
+	q.result.Discarded, q.result.Damaged = q.work.discarded, q.work.damaged
 	q.result.Resumed = len(q.work.done)
 	if q.options.Calibration != nil || q.options.Statistics != nil {
+		if err := q.checkVectors(); err != nil {
+			return err
+		}
 		if err := q.calibrate(ctx); err != nil {
 			return err
 		}
@@ -120,6 +123,26 @@ func (q *quantization) run(ctx context.Context) (err error) {
 		return err
 	}
 	return q.finish()
+}
+
+// checkVectors looks for values that are not finite in norms and biases, which are few, before the model is run: what they make of the inputs of
+// layers would be found, but not whence it came.
+func (q *quantization) checkVectors() error {
+	for _, d := range q.plan.Decisions {
+		t := d.Tensor
+		if d.Scheme != nil || len(t.Shape) > 1 {
+			continue
+		}
+		values := make([]float32, t.Elements())
+		var r checkpoint.Reader
+		if err := readGuarded(t, values, 0, t.Rows(), &r); err != nil {
+			return fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+		if err := checkFinite(t, 0, values); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // lay plans the file with the digests known so far.
@@ -227,7 +250,8 @@ func (q *quantization) streamed(ctx context.Context, decisions []Decision) error
 func (d Decision) item(k *kernel.Set, r Recipe) (item, error) {
 	switch {
 	case d.Scheme == nil:
-		return plain(d.Tensor, d.DType, r.Clamp)
+		it, err := plain(d.Tensor, d.DType, r.Clamp)
+		return checked(it), err
 	case d.Tensor.Packed() && d.Tensor.Matrix().Scheme == *d.Scheme:
 		return copying(d.Tensor), nil
 	}

@@ -2,7 +2,9 @@ package convert_test
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -154,7 +156,7 @@ func TestResumeDistrustsWhatItFinds(t *testing.T) {
 	}
 }
 
-// TestTornJournal: a line that a crash left unfinished, or one that was damaged, costs its own tensor and no other, however often the run is stopped.
+// TestTornJournal: a line that a crash left unfinished costs its own tensor and no other, one that was damaged what follows it too, however often the run is stopped.
 func TestTornJournal(t *testing.T) {
 	m := open(t, testdata.Path("grammar-lm"))
 	p := plan(t, m, convert.DefaultRecipe("w4g32"))
@@ -177,13 +179,21 @@ func TestTornJournal(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(string(content(t, journal))), "\n")
 	require.Greater(t, len(lines), 10)
 	for _, l := range lines {
-		require.True(t, json.Valid([]byte(l)), l)
+		sum, text, _ := strings.Cut(l, " ")
+		require.True(t, json.Valid([]byte(text)), l)
+		require.Equal(t, packed.Sum([]byte(text)).String(), sum)
 	}
-	lines[3] = lines[3][:20]
+	at := strings.Index(lines[3], `"source":"`) + len(`"source":"`) // a digit of it: still JSON, and of data that are right
+	digit := "0"
+	if lines[3][at] == '0' {
+		digit = "1"
+	}
+	lines[3] = lines[3][:at] + digit + lines[3][at+1:]
 	require.NoError(t, os.WriteFile(journal, []byte(strings.Join(lines, "\n")+"\n"), 0o600))
 	result, err := convert.Quantize(t.Context(), m, p, convert.Options{Output: out, Threads: 2})
 	require.NoError(t, err)
-	require.Equal(t, len(lines)-2, result.Resumed, "all but the key and the damaged line")
+	require.Equal(t, 2, result.Resumed, "what stands before the damaged line")
+	require.True(t, result.Damaged)
 	whole := filepath.Join(t.TempDir(), "whole.qpk")
 	_, err = convert.Quantize(t.Context(), m, p, convert.Options{Output: whole, Threads: 2})
 	require.NoError(t, err)
@@ -370,5 +380,53 @@ func TestOutputName(t *testing.T) {
 		r := convert.DefaultRecipe("w4g32")
 		r.Budget = &b
 		require.Equal(t, want, convert.OutputName("m", r))
+	}
+}
+
+// spoil puts a value into a tensor of a model's F32 weights.
+func spoil(t testing.TB, dir, name string, at int, value float32) {
+	t.Helper()
+	path := filepath.Join(dir, "model.safetensors")
+	f, err := safetensors.Open(path)
+	require.NoError(t, err)
+	x, ok := f.Tensor(name)
+	require.True(t, ok)
+	require.NoError(t, f.Close())
+	data := content(t, path)
+	binary.LittleEndian.PutUint32(data[int(x.Offset)+4*at:], math.Float32bits(value))
+	require.NoError(t, os.WriteFile(path, data, 0o600))
+}
+
+// TestPlainValuesAreFinite: norms and embeddings that are kept must be numbers as quantized weights must, with calibration before anything is run; a
+// copy into another container is one.
+func TestPlainValuesAreFinite(t *testing.T) {
+	for name, at := range map[string]int{"model.layers.1.input_layernorm.weight": 5, "model.embed_tokens.weight": 2*48 + 5} {
+		for _, value := range []float32{float32(math.NaN()), float32(math.Inf(-1))} {
+			dir := copyDir(t, testdata.Path("arch", "llama"))
+			spoil(t, dir, name, at, value)
+			m := open(t, dir)
+			for _, choice := range []convert.Choice{convert.Keep, "f16"} {
+				r := convert.DefaultRecipe("w4g32")
+				r.Embeddings, r.Clamp = choice, true
+				o := convert.Options{Output: filepath.Join(t.TempDir(), "out.qpk"), Threads: 1}
+				_, err := convert.Quantize(t.Context(), m, plan(t, m, r), o)
+				require.ErrorIs(t, err, quant.ErrNotFinite)
+				require.ErrorContains(t, err, fmt.Sprintf("%s: tensor %q, row %d: column 5", filepath.Join(dir, "model.safetensors"), name, at/48))
+				require.NoFileExists(t, o.Output)
+			}
+			_, err := convert.Export(t.Context(), m, convert.ExportOptions{Output: filepath.Join(t.TempDir(), "out"), Type: convert.Keep, Threads: 1})
+			require.NoError(t, err)
+			_, err = convert.Export(t.Context(), m, convert.ExportOptions{Output: filepath.Join(t.TempDir(), "out.qpk"), Type: convert.Keep, Threads: 1})
+			require.ErrorIs(t, err, quant.ErrNotFinite)
+			if at > 48 {
+				continue
+			}
+			r := convert.DefaultRecipe("w4g32")
+			r.Method = quant.GPTQ
+			o := convert.Options{Output: filepath.Join(t.TempDir(), "out.qpk"), Threads: 1, Calibration: calibration(t, m, 2)}
+			_, err = convert.Quantize(t.Context(), m, plan(t, m, r), o)
+			require.ErrorIs(t, err, quant.ErrNotFinite)
+			require.ErrorContains(t, err, fmt.Sprintf("tensor %q, row 0: column 5", name))
+		}
 	}
 }

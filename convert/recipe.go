@@ -5,6 +5,7 @@ package convert
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path"
 	"strings"
@@ -35,6 +36,9 @@ func (c Choice) Validate() error {
 	_, err := packed.ParseScheme(string(c))
 	return err
 }
+
+// ErrNoMatch is what an error matches where a pattern stands for nothing.
+var ErrNoMatch = errors.New("matches no tensor of the model")
 
 // Override is the choice for the tensors that a pattern matches.
 type Override struct {
@@ -251,7 +255,7 @@ func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
 	}
 	for i, o := range r.Overrides {
 		if !used[i] {
-			return nil, fmt.Errorf("override %q matches no tensor of the model", o.Pattern)
+			return nil, fmt.Errorf("override %q %w", o.Pattern, ErrNoMatch)
 		}
 	}
 	var twice []string

@@ -11,6 +11,7 @@ type Result struct {
 	Bytes     int64 // of the file
 	Resumed   int   // tensors that an earlier run had finished
 	Discarded bool  // what an earlier run had left belonged to another plan
+	Damaged   bool  // a line of its journal was: that and what followed was made again
 	Clamped   int   // values cut to the range of their type
 	Warnings  []string
 	// Calibrated says how quantizing by inputs went, by tensor; RoundedOnly names the linear layers and heads that were to be

@@ -2,6 +2,7 @@ package convert
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,6 +34,8 @@ type work struct {
 	done    map[string]outcome
 	// discarded is set where a folder of another job was found.
 	discarded bool
+	// damaged is set where a line of the journal was: it and what followed is made again.
+	damaged bool
 }
 
 // journalLine is one line of the journal.
@@ -107,7 +110,7 @@ func (w *work) open(key string, size int64, place func(string) (int64, int64, bo
 		return err
 	}
 	var lines []journalLine
-	fresh, err := readJournal(w.journal, key, func(text []byte) {
+	fresh, damaged, err := readJournal(w.journal, key, func(text []byte) {
 		var l journalLine
 		if json.Unmarshal(text, &l) == nil { // what a line that cannot be read was of is made again
 			lines = append(lines, l)
@@ -116,6 +119,7 @@ func (w *work) open(key string, size int64, place func(string) (int64, int64, bo
 	if err != nil {
 		return err
 	}
+	w.damaged = damaged
 	if fresh || info.Size() != size {
 		w.discarded = info.Size() > 0
 		if err := w.begin(key, size); err != nil {
@@ -132,40 +136,51 @@ func (w *work) open(key string, size int64, place func(string) (int64, int64, bo
 }
 
 // readJournal gives each line of a journal with this key to a function, or reports that it has another or none. A line that was torn at the
-// end is cut off, so that the next one begins at its own start.
-func readJournal(f *os.File, key string, each func(line []byte)) (fresh bool, err error) {
+// end is cut off, so that the next one begins at its own start. Of one that is damaged, by its checksum, neither it nor what follows is used, and
+// that is reported.
+func readJournal(f *os.File, key string, each func(line []byte)) (fresh, damaged bool, err error) {
 	r := bufio.NewReader(f)
 	whole := int64(0)
 	for n := 0; ; n++ {
 		text, err := r.ReadBytes('\n')
 		if err == io.EOF {
 			if len(text) > 0 {
-				return n == 0, f.Truncate(whole)
+				return n == 0, false, f.Truncate(whole)
 			}
-			return n == 0, nil
+			return n == 0, false, nil
 		}
 		if err != nil {
-			return false, err
+			return false, false, err
+		}
+		line, sound := journalText(text)
+		if n == 0 {
+			var first journalLine
+			if !sound || json.Unmarshal(line, &first) != nil || first.Key != key {
+				return true, false, nil
+			}
+		} else {
+			if !sound {
+				return false, true, f.Truncate(whole)
+			}
+			each(line)
 		}
 		whole += int64(len(text))
-		if n > 0 {
-			each(text)
-			continue
-		}
-		var first journalLine
-		if json.Unmarshal(text, &first) != nil || first.Key != key {
-			return true, nil
-		}
 	}
 }
 
-// appendJournal adds a line to a journal.
+// journalText gives what a line of a journal says, and whether that has the checksum that it begins with.
+func journalText(line []byte) ([]byte, bool) {
+	sum, text, ok := bytes.Cut(bytes.TrimSuffix(line, []byte{'\n'}), []byte{' '})
+	return text, ok && string(sum) == packed.Sum(text).String()
+}
+
+// appendJournal adds a line to a journal: its checksum, a space, and JSON.
 func appendJournal(f *os.File, line any) error {
 	text, err := json.Marshal(line)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(append(text, '\n'))
+	_, err = fmt.Fprintf(f, "%s %s\n", packed.Sum(text), text)
 	return err
 }
 

@@ -258,3 +258,24 @@ func TestByteOrderMark(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, plain, marked)
 }
+
+// TestLargeText: of a text only so much is read as the windows need, with the windows of all of it; where all is needed there is a limit.
+func TestLargeText(t *testing.T) {
+	tok := grammar(t)
+	text := strings.Repeat("Hugo wrote down: bell, rope and map. There was rain at the mill.\n", 40_000)
+	path := write(t, "a.txt", text)
+	all, err := Read(path, tok, Options{Context: 64})
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(path, maxText+1)) // zeros that take no space
+	few, err := Read(path, tok, Options{Context: 64, MaxSequences: 30})
+	require.NoError(t, err)
+	require.Equal(t, all.Windows[:30], few.Windows)
+	require.True(t, few.Limited)
+	require.Less(t, few.Dropped, all.Tokens*3/4)
+	_, err = Read(path, tok, Options{Context: 64})
+	require.ErrorContains(t, err, "of which all are needed: text too large: at most 1073741824 bytes are read; give a part of it")
+	// What is no text is found where it is read.
+	require.NoError(t, os.Truncate(path, int64(len(text)+1)))
+	_, err = Read(path, tok, Options{Context: 64})
+	require.ErrorContains(t, err, fmt.Sprintf("at byte %d: a byte of 0", len(text)))
+}

@@ -14,33 +14,39 @@ import (
 )
 
 const (
-	// maxText bounds a text: its tokens alone take as much memory again.
+	// maxText bounds a text of which all is needed: its tokens alone take as much memory again.
 	maxText = 1 << 30
 	// maxLine bounds a line of JSON: as a tree, an array of numbers takes some fifty times as much.
 	maxLine = 16 << 20
 )
 
-// text reads a file that is one document.
+// text reads a file that is one document, as far as it takes.
 func (r *reader) text(f io.Reader, size int64) error {
-	if size > maxText {
-		return fmt.Errorf("calibration text %s: %d bytes, at most %d are read; give a part of it", r.path, size, int64(maxText))
+	source := tokenizer.Source{Reader: f, Most: maxText + 1, Size: size, Check: r.check}
+	_, ids, err := tokenizer.First(source, r.o.MaxSequences*r.o.Context, r.tok)
+	if errors.Is(err, tokenizer.ErrTooLarge) {
+		return fmt.Errorf("calibration text %s: %d bytes, of which all are needed: %w; give a part of it", r.path, size, err)
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxText))
 	if err != nil {
 		return fmt.Errorf("calibration text: %w", err)
 	}
-	if len(bytes.TrimSpace(data)) == 0 {
-		return fmt.Errorf("calibration text %s: %w: it is empty (%d bytes), one window needs %d tokens", r.path, ErrTooShort, len(data), r.o.Context)
+	r.s.Documents = 1
+	if id := r.append(ids); id >= 0 {
+		return fmt.Errorf("calibration text %s: its token %d is outside the vocabulary of %d tokens; is the tokenizer that of the model?", r.path, id, r.o.Vocab)
+	}
+	return nil
+}
+
+// check refuses what is no text.
+func (r *reader) check(data []byte, whole bool) error {
+	if whole && len(bytes.TrimSpace(data)) == 0 {
+		return fmt.Errorf("%s: %w: it is empty (%d bytes), one window needs %d tokens", r.path, ErrTooShort, len(data), r.o.Context)
 	}
 	if err := r.binary(data, 0); err != nil {
 		return err
 	}
 	if at := invalidAt(data); at >= 0 {
 		return formats.Malformed(r.path, "", "byte %#02x is not UTF-8", data[at]).At(int64(at)).WithHint("give plain text")
-	}
-	r.s.Documents = 1
-	if id := r.encode(string(data)); id >= 0 {
-		return fmt.Errorf("calibration text %s: its token %d is outside the vocabulary of %d tokens; is the tokenizer that of the model?", r.path, id, r.o.Vocab)
 	}
 	return nil
 }
@@ -61,12 +67,22 @@ var byteOrderMark = []byte("\ufeff")
 
 // encode appends the tokens of a document. It returns the first that is outside the vocabulary, -1 where there is none.
 func (r *reader) encode(text string) int32 {
-	for _, id := range r.tok.Encode(text, tokenizer.Options{AddSpecial: true}) {
+	return r.append(r.tok.Encode(text, tokenizer.Options{AddSpecial: true}))
+}
+
+// append is encode of tokens.
+func (r *reader) append(ids []int32) int32 {
+	for i, id := range ids {
 		if int(id) >= r.o.Vocab {
+			r.ids = append(r.ids, ids[:i]...)
 			return id
 		}
-		r.ids = append(r.ids, id)
 	}
+	if r.ids == nil {
+		r.ids = ids // not to have them twice
+		return -1
+	}
+	r.ids = append(r.ids, ids...)
 	return -1
 }
 

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
+	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"qtool/calibrate/corpus"
@@ -54,6 +57,21 @@ func (o *dataOptions) checkReading() error {
 		return usagef("--max-memory: %w", err)
 	}
 	o.maxMemory = n
+	return nil
+}
+
+// checkField refuses a field of JSON where the data are a text, which has none.
+func (o *dataOptions) checkField(cmd *cobra.Command) error {
+	if !cmd.Flags().Changed("calib-field") {
+		return nil
+	}
+	kind := corpus.Kind(o.kind)
+	if ext := strings.ToLower(filepath.Ext(o.data)); kind == corpus.Auto && ext != ".jsonl" && ext != ".json" {
+		kind = corpus.Text
+	}
+	if kind == corpus.Text {
+		return usagef("--calib-field names a field of JSON lines: %s is read as a plain text (--calib-kind jsonl or tokens says otherwise)", o.data)
+	}
 	return nil
 }
 
@@ -118,7 +136,7 @@ type dataReport struct {
 
 // String says it in a line.
 func (d *dataReport) String() string {
-	text := fmt.Sprintf("%s sequences of %s tokens, of %s documents", countText(int64(d.Sequences)), countText(int64(d.Context)), countText(int64(d.Documents)))
+	text := fmt.Sprintf("%s of %s tokens, of %s", manyText(d.Sequences, "sequence"), countText(int64(d.Context)), manyText(d.Documents, "document"))
 	if d.Empty > 0 {
 		text += fmt.Sprintf(", %s more are empty", countText(int64(d.Empty)))
 	}

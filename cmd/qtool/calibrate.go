@@ -59,7 +59,7 @@ instructions (QTOOL_CPU).`,
 			if o.data == "" {
 				return usagef("name the data with --calib")
 			}
-			if err := o.check(); err != nil {
+			if err := errors.Join(o.check(), o.checkField(cmd)); err != nil {
 				return err
 			}
 			if threads < 0 {

@@ -19,14 +19,16 @@ import (
 type calibrationOptions struct {
 	dataOptions
 
-	source  convert.Source // what the data turn out to be
-	method  string
-	refine  int
-	damping float64
-	inOrder bool
-	targets string
-	ranges  string
-	scaling string
+	source convert.Source // what the data turn out to be
+	// fromRecipe says that a file has every choice, so that none of them is a default.
+	fromRecipe bool
+	method     string
+	refine     int
+	damping    float64
+	inOrder    bool
+	targets    string
+	ranges     string
+	scaling    string
 
 	targetBits float64
 	targetSize string
@@ -81,6 +83,9 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		if o.source == convert.FromImatrix && hasStatic(r) {
 			return usagef("schemes that end in -s8 need ranges of activations, which an imatrix does not have")
 		}
+	}
+	if cmd.Flags().Changed("max-kld") && limit == 0 && !budget.Set() && o.data != "" && !named {
+		return usagef("--max-kld 0 leaves no scheme to choose: name a --scheme or --bits, and it is a gate")
 	}
 	if limit > 0 && !budget.Set() && o.data != "" && !named {
 		budget.Divergence = limit
@@ -145,13 +150,13 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 		return err
 	}
 	r.Method, r.Refine, r.Damping, r.InOrder = m, o.refine, o.damping, o.inOrder
-	return nil
+	return o.refuseUseless(cmd, r)
 }
 
 // outputs says what the outputs of layers are to meet.
 func (o *calibrationOptions) outputs(m quant.Method) (convert.Targets, error) {
 	if o.targets == "" {
-		if m == quant.GPTQ && o.source == convert.FromText {
+		if m == quant.GPTQ && o.source == convert.FromText && o.samples > 1 {
 			return convert.SourceOutputs, nil
 		}
 		return convert.OwnOutputs, nil
@@ -164,6 +169,23 @@ func (o *calibrationOptions) outputs(m quant.Method) (convert.Targets, error) {
 		return "", usagef("--targets source runs the source beside what is quantized, on a text: %s is %s", o.data, sourceText(o.source))
 	}
 	return t, nil
+}
+
+// settleTargets takes back a default that data of one sequence cannot meet, and reports that it did.
+func (o *calibrationOptions) settleTargets(r *convert.Recipe, c *convert.Calibration) bool {
+	if o.targets != "" || o.fromRecipe || c == nil || len(c.Sequences) > 1 || r.Method != quant.GPTQ {
+		return false
+	}
+	r.Targets = convert.OwnOutputs
+	return true
+}
+
+// refuseUseless refuses flags that would change nothing.
+func (o *calibrationOptions) refuseUseless(cmd *cobra.Command, r *convert.Recipe) error {
+	if r.Method == quant.RTN && r.Targets == convert.OwnOutputs && cmd.Flags().Changed("damping") {
+		return usagef("--damping is for Hessians, which --method rtn does not use but for --targets source: leave it out")
+	}
+	return o.checkField(cmd)
 }
 
 // unused refuses flags that say how calibration is used, where there is none.

@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -36,7 +38,8 @@ no keys for are kept under keys of their own and come back.
 
 --dtype gives the matrices another type: f32, f16, bf16, and for GGUF also q8_0 and q4_0.
 Without it every tensor keeps its type; one that the container cannot hold becomes f32,
-which loses nothing.`,
+which loses nothing. NaN and infinities are carried over as they are, but for packed
+files, which have none: verify looks for them.`,
 		Example: `  qtool convert model.gguf -o hf-dir
   qtool convert llama-7b -o llama-7b.gguf --dtype f16
   qtool convert llama-7b-w4.qpk -o llama-7b-w4.gguf`,
@@ -49,6 +52,9 @@ which loses nothing.`,
 			case "keep", "f32", "f16", "bf16", "q8_0", "q4_0":
 			default:
 				return usagef("--dtype %q: expected keep, f32, f16, bf16, q8_0 or q4_0", dtype)
+			}
+			if (dtype == "q8_0" || dtype == "q4_0") && strings.ToLower(filepath.Ext(output)) != ".gguf" {
+				return usagef("--dtype %s is a type of GGUF files: name the output NAME.gguf, or make a packed file with qtool quantize", dtype)
 			}
 			path, err := find(args[0])
 			if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 
 	"qtool/convert"
 	"qtool/convert/quant"
+	"qtool/formats"
 	"qtool/formats/checkpoint"
 	"qtool/runtime/eval"
 	"qtool/runtime/pool"
@@ -143,6 +145,9 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 		if err != nil {
 			return err
 		}
+		if err := text.Check(o.eval.maxTokens); err != nil {
+			return err
+		}
 		if !text.BuiltIn {
 			o.reads = append(o.reads, text.Name)
 		}
@@ -155,6 +160,9 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 	}
 	o.reads = append(o.reads, o.eval.data, o.calibration.data, o.recipeFile)
 	report, err := quantizeModel(cmd.Context(), path, recipe, o)
+	if errors.Is(err, convert.ErrNoMatch) {
+		return usageError{err}
+	}
 	if err != nil {
 		return err
 	}
@@ -186,7 +194,7 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 	}
 	var short, gate error
 	if o.strict && report.Fallbacks > 0 {
-		short = fmt.Errorf("--strict: %d times the result is less than what was asked for: %s", report.Fallbacks, strings.Join(report.shortfalls, "; "))
+		short = fmt.Errorf("--strict: %s the result is less than what was asked for: %s", manyText(report.Fallbacks, "time"), strings.Join(report.shortfalls, "; "))
 	}
 	if !met {
 		gate = errGate
@@ -207,15 +215,15 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 			return nil, err
 		}
 	}
-	if !o.dryRun && !o.noEval {
-		if _, err := tokenizerOf(m); err != nil {
-			return nil, fmt.Errorf("%w; without it the result cannot be measured: give --no-eval", err)
-		}
+	tokenizerNote, err := checkTokenizer(m, !o.dryRun && !o.noEval)
+	if err != nil {
+		return nil, err
 	}
 	calibration, data, err := o.calibration.read(m, &recipe)
 	if err != nil {
 		return nil, err
 	}
+	alone := o.calibration.settleTargets(&recipe, calibration)
 	statistics, err := o.calibration.statistics(m, &recipe)
 	if err != nil {
 		return nil, err
@@ -242,10 +250,19 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: expected.Memory, Expected: expected.Seconds,
 		Warnings: append([]string{}, plan.Model.Warnings()...),
 	}
+	if tokenizerNote != "" {
+		report.Warnings = append(report.Warnings, tokenizerNote)
+	}
 	if data != nil && data.Note != "" {
 		report.Warnings = append(report.Warnings, data.Note)
 	}
+	if alone {
+		report.Warnings = append(report.Warnings, "one calibration sequence cannot tell chance from what layers have to make up for: they meet the outputs of their own weights (--targets own); give more text")
+	}
 	report.fall(plan.Warnings...)
+	if recipe.Method != "" {
+		report.Targets, report.inputsOnly = recipe.Targets.String(), m.Config().PostNorms
+	}
 	if statistics != nil {
 		report.Statistics = &statisticsReport{o.calibration.data, string(statistics.Source()), statistics.Digest().String(), statistics.Describe()}
 	}
@@ -277,13 +294,39 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 		report.Warnings = append(report.Warnings, "not calibrated: weights were rounded to the nearest value that can be stored; --calib TEXT chooses them by what the layers compute, which cuts the divergence by about a third to a half")
 	}
 	if o.noEval && recipe.Budget != nil && recipe.Budget.Divergence > 0 {
-		report.Warnings = append(report.Warnings, "the divergence that the schemes were chosen for was not measured (--no-eval): each tensor's own was, on its own")
+		report.Warnings = append(report.Warnings, "the divergence that the schemes were chosen for was not measured (--no-eval): each tensor's own was, on its own; whether --max-kld is kept was not checked")
+	}
+	if result.Damaged {
+		report.Warnings = append(report.Warnings, "the journal of what an earlier run had finished is damaged: what follows its first bad line was made again")
 	}
 	if result.Discarded {
 		fmt.Fprintln(os.Stderr, "qtool: an unfinished file of another plan or source was discarded")
 	}
 	report.Seconds = time.Since(start).Seconds()
 	return report, nil
+}
+
+// checkTokenizer looks at the tokenizer that the packed file will carry: it must be whole where there is one, and there must be one where the result is
+// measured. One that needs something qtool does not do is noted.
+func checkTokenizer(m *checkpoint.Model, needed bool) (note string, err error) {
+	_, broken := tokenizerOf(m)
+	if broken == nil {
+		return "", nil
+	}
+	if needed {
+		return "", fmt.Errorf("%w; without it the result cannot be measured: give --no-eval", broken)
+	}
+	names, err := m.Files()
+	if err != nil {
+		return "", err
+	}
+	if !slices.Contains(names, "tokenizer.json") && !slices.Contains(names, "tokenizer.model") {
+		return "", nil // weights alone
+	}
+	if errors.Is(broken, formats.ErrUnsupported) {
+		return fmt.Sprintf("the tokenizer is carried along, but the packed file cannot be run on text: %v", broken), nil
+	}
+	return "", fmt.Errorf("the packed file would carry a broken tokenizer: %w", broken)
 }
 
 // mix chooses schemes where the recipe has a budget.
@@ -299,5 +342,5 @@ func (o *quantizeOptions) mix(ctx context.Context, m *checkpoint.Model, r *conve
 	if err != nil {
 		return nil, resumable(ctx, err)
 	}
-	return &mixedReport{mixed.Predicted, mixed.Bound, r.Budget.Divergence, mixed.Tokens, mixed.Resumed, mixed.Sensitivities}, nil
+	return &mixedReport{mixed.Predicted, mixed.Bound, r.Budget.Divergence, mixed.Tokens, mixed.Resumed, mixed.Damaged, mixed.Sensitivities}, nil
 }

@@ -20,6 +20,7 @@ type quantizeReport struct {
 	Resumed       int          `json:"resumed"`
 	Fallbacks     int          `json:"fallbacks"`
 	Calibrated    int          `json:"calibrated"` // tensors quantized by their inputs
+	Targets       string       `json:"targets,omitempty"`
 	Mixed         *mixedReport `json:"mixed,omitempty"`
 	// Statistics are what was quantized by in the place of a text.
 	Statistics *statisticsReport `json:"statistics,omitempty"`
@@ -29,6 +30,7 @@ type quantizeReport struct {
 	Expected   float64           `json:"seconds_expected"`
 	Eval       *eval.Report      `json:"eval"`
 
+	inputsOnly bool     // no layer is compared by the hidden states after it
 	shortfalls []string // those of the warnings that --strict does not accept
 }
 
@@ -56,6 +58,7 @@ type mixedReport struct {
 	Divergence    float64               `json:"divergence_limit,omitempty"` // where that is the budget, and the bound is of bytes
 	Tokens        int                   `json:"tokens"`
 	Resumed       int                   `json:"resumed"` // tensors that an earlier run had measured
+	Damaged       bool                  `json:"journal_damaged,omitempty"`
 	Sensitivities []convert.Sensitivity `json:"sensitivities"`
 }
 
@@ -70,8 +73,33 @@ func printCalibrated(w io.Writer, r *quantizeReport) {
 			worst = &r.Plan[i]
 		}
 	}
-	fmt.Fprintf(w, "  %d tensors quantized by their inputs, %d shortfalls; largest error of a layer's output %.2f %% (%s)\n",
-		r.Calibrated, r.Fallbacks, 100*math.Sqrt(worst.Calibration.Error), worst.Tensor)
+	fmt.Fprintf(w, "  %s quantized by their inputs, %s; largest error of a layer's output, to that of the weights it was to have, %.2f %% (%s)\n",
+		manyText(r.Calibrated, "tensor"), manyText(r.Fallbacks, "shortfall"), 100*math.Sqrt(worst.Calibration.Error), worst.Tensor)
+	if r.Targets == convert.SourceOutputs.String() {
+		text := "outputs were to meet those of the source (--targets source): these weights make up for the layers before"
+		if r.inputsOnly {
+			text += "; a norm follows each half of a block, so its last layer was compared by its inputs, as the others, not by the hidden states"
+		}
+		fmt.Fprintf(w, "  %s\n", text)
+	} else {
+		fmt.Fprintln(w, "  outputs were to meet those of a layer's own weights (--targets own)")
+	}
+}
+
+// manyText counts things.
+func manyText(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%s %ss", countText(int64(n)), what)
+}
+
+// wereText is manyText as the beginning of what happened to them.
+func wereText(n int, what string) string {
+	if n == 1 {
+		return manyText(n, what) + " was"
+	}
+	return manyText(n, what) + " were"
 }
 
 // printMixed says what a choice by budget is expected to cost.
@@ -86,7 +114,10 @@ func printMixed(w io.Writer, m *mixedReport) {
 	fmt.Fprintf(w, "  mixed by the divergence that each tensor's own quantization costs on %s tokens: %.3g nats together by rounding to nearest; no choice could have %s\n",
 		countText(int64(m.Tokens)), m.Predicted, bound)
 	if m.Resumed > 0 {
-		fmt.Fprintf(w, "  %d tensors were measured by an earlier run\n", m.Resumed)
+		fmt.Fprintf(w, "  %s measured by an earlier run\n", wereText(m.Resumed, "tensor"))
+	}
+	if m.Damaged {
+		fmt.Fprintln(w, "  the journal of what an earlier run had measured is damaged: what follows its first bad line was measured again")
 	}
 }
 
@@ -132,7 +163,7 @@ func printQuantized(w io.Writer, r *quantizeReport) error {
 	fmt.Fprintf(w, "%s: %s, %.3f bits per weight, in %s\n", r.Output, sizeText(r.SizeBytes), r.BitsPerWeight, durationText(r.Seconds))
 	t := newTable(w)
 	for _, name := range order {
-		fmt.Fprintf(t, "  %s\t%d tensors\t%s weights\n", name, totals[name].tensors, countText(totals[name].weights))
+		fmt.Fprintf(t, "  %s\t%s\t%s weights\n", name, manyText(totals[name].tensors, "tensor"), countText(totals[name].weights))
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -142,7 +173,7 @@ func printQuantized(w io.Writer, r *quantizeReport) error {
 	printStatistics(w, r.Statistics)
 	printCalibrated(w, r)
 	if r.Resumed > 0 {
-		fmt.Fprintf(w, "  %d tensors were finished by an earlier run\n", r.Resumed)
+		fmt.Fprintf(w, "  %s finished by an earlier run\n", wereText(r.Resumed, "tensor"))
 	}
 	printWarnings(w, r.Warnings)
 	return nil

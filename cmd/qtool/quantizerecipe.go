@@ -1,10 +1,13 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/spf13/cobra"
 
 	"qtool/convert"
 	"qtool/convert/quant"
+	"qtool/formats"
 	"qtool/formats/checkpoint"
 	"qtool/formats/packed"
 )
@@ -61,6 +64,9 @@ func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
 	if err := r.Validate(); err != nil {
 		return r, usageError{err}
 	}
+	if o.calibration.data == "" && hasStatic(&r) {
+		return r, usagef("schemes that end in -s8 need calibration for the ranges of their inputs: give --calib")
+	}
 	return r, nil
 }
 
@@ -75,9 +81,13 @@ func (o *quantizeOptions) fromFile(cmd *cobra.Command) (convert.Recipe, error) {
 		}
 	}
 	r, err := convert.ReadRecipe(o.recipeFile)
+	if errors.Is(err, formats.ErrMalformed) {
+		return r, usageError{err}
+	}
 	if err != nil {
 		return r, err
 	}
+	o.calibration.fromRecipe = true
 	switch {
 	case r.Method != "" && o.calibration.data == "":
 		return r, usagef("the recipe %s is a calibrated one: give --calib", o.recipeFile)
@@ -95,6 +105,9 @@ func (o *quantizeOptions) fromFile(cmd *cobra.Command) (convert.Recipe, error) {
 	}
 	if r.Source != convert.FromText {
 		return r, o.calibration.unusedText(cmd)
+	}
+	if err := o.calibration.checkField(cmd); err != nil {
+		return r, err
 	}
 	return r, o.calibration.checkReading()
 }

@@ -142,10 +142,13 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 	if text != "" {
 		stream.Continue()
 	}
-	start, first := time.Now(), time.Time{}
+	start, first, ended := time.Now(), time.Time{}, false
 	n, err := llama.Generation{
 		Session: engine.NewSession(context), Prompt: prompt, Max: o.max, Sampling: o.sampling,
-		Stop: func(id int32) bool { return tok.EndsText(id) || ends[id] },
+		Stop: func(id int32) bool {
+			ended = tok.EndsText(id) || ends[id]
+			return ended
+		},
 		Token: func(id int32) error {
 			if first.IsZero() {
 				first = time.Now()
@@ -155,6 +158,9 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 	}.Generate(cmd.Context())
 	if err := errors.Join(err, write(stream.Flush()+"\n")); err != nil {
 		return err
+	}
+	if n < o.max && len(prompt)+n >= context && !ended {
+		fmt.Fprintf(os.Stderr, "qtool: stopped at the end of the context of %d tokens: --context gives more, as far as the model was made for it\n", context)
 	}
 	if o.stats && n > 1 {
 		fmt.Fprintf(os.Stderr, "prompt: %d tokens, %.1f a second; generated: %d tokens, %.1f a second (%s kernels, %d threads, NUMA %s)\nruns as: %s\n",

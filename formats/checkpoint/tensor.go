@@ -50,6 +50,9 @@ func block(t ggml.Type) storage {
 	return storage{name: t.String(), block: t}
 }
 
+// Path is the file that the values are stored in.
+func (t *Tensor) Path() string { return t.file.Path() }
+
 // Storage names how the values are stored: F16, Q4_K, w4g32 and so on.
 func (t *Tensor) Storage() string { return t.storage.name }
 

@@ -80,13 +80,9 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 		report.Warnings = append(report.Warnings, fmt.Sprintf("windows of %d tokens are longer than the %d that the model was made for",
 			r.Rule.Context, model.engine.Config().MaxPositions))
 	}
-	tokens := model.tokens.Encode(text.Content, tokenizer.Options{AddSpecial: true})
-	if base != nil && !slices.Equal(tokens, base.tokens.Encode(text.Content, tokenizer.Options{AddSpecial: true})) {
-		report.Warnings = append(report.Warnings, "the baseline's tokenizer cuts the text otherwise: figures against it mean little where the vocabularies differ")
-	}
-	if r.MaxTokens > 0 && len(tokens) > r.MaxTokens {
-		report.Warnings = append(report.Warnings, fmt.Sprintf("only the first %d of %d tokens were used", r.MaxTokens, len(tokens)))
-		tokens = tokens[:r.MaxTokens]
+	tokens, err := r.tokens(text, model, base, report)
+	if err != nil {
+		return nil, false, err
 	}
 	bos := int32(-1)
 	if model.tokens.AddsBOS() {
@@ -102,6 +98,31 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 	report.set(f)
 	report.Seconds = time.Since(start).Seconds()
 	return report, report.Check(r.Limits), nil
+}
+
+// tokens gives those of the text that are to be scored.
+func (r *Request) tokens(text *Text, model, base *loaded, report *Report) ([]int32, error) {
+	var others []*tokenizer.Tokenizer
+	if base != nil {
+		others = append(others, base.tokens)
+	}
+	tokens, more, read, err := text.Tokens(r.MaxTokens, model.tokens, others...)
+	if err != nil {
+		return nil, err
+	}
+	if base != nil {
+		of := base.tokens.Encode(read, tokenizer.Options{AddSpecial: true})
+		if more {
+			of = of[:min(len(tokens), len(of))]
+		}
+		if !slices.Equal(tokens, of) {
+			report.Warnings = append(report.Warnings, "the baseline's tokenizer cuts the text otherwise: figures against it mean little where the vocabularies differ")
+		}
+	}
+	if more {
+		report.Warnings = append(report.Warnings, fmt.Sprintf("only the first %d tokens of the text were used", len(tokens)))
+	}
+	return tokens, nil
 }
 
 // loaded is a model that can run.

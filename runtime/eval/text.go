@@ -1,14 +1,20 @@
 package eval
 
 import (
+	"bufio"
+	"bytes"
 	_ "embed"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"unicode"
 	"unicode/utf8"
+
+	"qtool/runtime/tokenizer"
 )
 
 // builtinText is a few hundred words of English prose, written for this purpose, so that no
@@ -20,33 +26,31 @@ var builtinText string
 // Text is what a model is measured on.
 type Text struct {
 	Name    string // what the report calls it: a path, or "built-in text"
-	Content string
 	BuiltIn bool
 }
 
 // evalFile is the text that may come with a model, beside its weights.
 const evalFile = "eval.txt"
 
-// maxText bounds a text file: far more than an evaluation can read in a day.
+// maxText bounds a text of which all is read: far more than an evaluation can read in a day.
 const maxText = 1 << 30
 
 // FindText returns the text of path; when path is empty, the file eval.txt that came with the first of
-// the models that has one, in its folder or beside its file; and else a short built-in text. A file that
-// is empty or not UTF-8 is an error.
+// the models that has one, in its folder or beside its file; and else a short built-in text.
 func FindText(path string, models ...string) (*Text, error) {
 	if path != "" {
-		return readText(path)
+		return findText(path)
 	}
 	for _, model := range models {
-		t, err := readText(filepath.Join(folder(model), evalFile))
+		t, err := findText(filepath.Join(folder(model), evalFile))
 		if err == nil || !errors.Is(err, fs.ErrNotExist) {
 			return t, err
 		}
 	}
-	return &Text{Name: "built-in text", Content: builtinText, BuiltIn: true}, nil
+	return &Text{Name: "built-in text", BuiltIn: true}, nil
 }
 
-func readText(path string) (*Text, error) {
+func findText(path string) (*Text, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("evaluation text: %w", err)
@@ -54,36 +58,102 @@ func readText(path string) (*Text, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("evaluation text %s: not a regular file", path)
 	}
-	if info.Size() > maxText {
-		return nil, fmt.Errorf("evaluation text %s: %d bytes, at most %d are read; give a part of it", path, info.Size(), int64(maxText))
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("evaluation text: %w", err)
-	}
-	content := string(data)
-	if strings.TrimSpace(content) == "" {
-		return nil, fmt.Errorf("evaluation text %s: %w: it is empty", path, ErrTextTooShort)
-	}
-	if at := strings.IndexByte(content, 0); at >= 0 {
-		return nil, fmt.Errorf("evaluation text %s: byte %d is 0, which no text has: looks like a binary file; give plain text", path, at)
-	}
-	if !utf8.ValidString(content) {
-		return nil, fmt.Errorf("evaluation text %s: byte %d is not UTF-8; give plain text", path, invalidAt(content))
-	}
-	return &Text{Name: path, Content: content}, nil
+	return &Text{Name: path}, nil
 }
 
-// invalidAt returns the offset of the first byte that is not UTF-8.
-func invalidAt(s string) int {
-	for i, r := range s {
-		if r == utf8.RuneError {
-			if _, size := utf8.DecodeRuneInString(s[i:]); size == 1 {
-				return i
-			}
+// Tokens reads the text, as much as gives n tokens, or all where n is 0, and gives its tokens by a tokenizer: the first n, and whether there are more.
+// What was read is given too, for another tokenizer, to which it is as much. A file that is empty or not UTF-8 as far as it is read is an error.
+func (t *Text) Tokens(n int, tok *tokenizer.Tokenizer, others ...*tokenizer.Tokenizer) (ids []int32, more bool, read string, err error) {
+	source := tokenizer.Source{Reader: strings.NewReader(builtinText), Most: maxText + 1, Check: check}
+	if !t.BuiltIn {
+		f, err := os.Open(t.Name)
+		if err != nil {
+			return nil, false, "", fmt.Errorf("evaluation text: %w", err)
 		}
+		defer f.Close()
+		info, err := f.Stat()
+		if err != nil {
+			return nil, false, "", fmt.Errorf("evaluation text: %w", err)
+		}
+		source.Reader, source.Size = f, info.Size()
 	}
-	return len(s)
+	want := 0
+	if n > 0 {
+		want = n + 1 // to know whether there are more
+	}
+	start, ids, err := tokenizer.First(source, want, append([]*tokenizer.Tokenizer{tok}, others...)...)
+	if err != nil {
+		return nil, false, "", fmt.Errorf("evaluation text %s: %w", t.Name, err)
+	}
+	if n > 0 && len(ids) > n {
+		ids, more = ids[:n], true
+	}
+	return ids, more, start.Text, nil
+}
+
+// Check looks for what is no text, as Tokens does with n, but without a tokenizer: for a job that takes long before it needs the text.
+func (t *Text) Check(n int) error {
+	if t.BuiltIn {
+		return nil
+	}
+	f, err := os.Open(t.Name)
+	if err != nil {
+		return fmt.Errorf("evaluation text: %w", err)
+	}
+	defer f.Close()
+	limit := int64(maxText)
+	if n > 0 {
+		limit = 4 * int64(n) // few texts have shorter tokens
+	}
+	in := bufio.NewReaderSize(f, 1<<16)
+	blank := true
+	for at := int64(0); at < limit; {
+		c, size, err := in.ReadRune()
+		if errors.Is(err, io.EOF) {
+			if blank {
+				return fmt.Errorf("evaluation text %s: %w", t.Name, errBlank)
+			}
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("evaluation text: %w", err)
+		}
+		if c == 0 || c == utf8.RuneError && size == 1 {
+			return fmt.Errorf("evaluation text %s: %w", t.Name, noText(c, at))
+		}
+		blank = blank && unicode.IsSpace(c)
+		at += int64(size)
+	}
+	return nil
+}
+
+// errBlank says that there is nothing in a text.
+var errBlank = fmt.Errorf("%w: it is empty", ErrTextTooShort)
+
+// noText says what is wrong with the byte at a place: 0, or what is no character.
+func noText(c rune, at int64) error {
+	if c == 0 {
+		return fmt.Errorf("byte %d is 0, which no text has: looks like a binary file; give plain text", at)
+	}
+	return fmt.Errorf("byte %d is not UTF-8; give plain text", at)
+}
+
+// check is what Tokens shows to First.
+func check(data []byte, whole bool) error {
+	if whole && len(bytes.TrimSpace(data)) == 0 {
+		return errBlank
+	}
+	if at := bytes.IndexByte(data, 0); at >= 0 {
+		return noText(0, int64(at))
+	}
+	for at := 0; at < len(data); {
+		c, size := utf8.DecodeRune(data[at:])
+		if c == utf8.RuneError && size == 1 {
+			return noText(c, int64(at))
+		}
+		at += size
+	}
+	return nil
 }
 
 // folder is where files that came with a model are.

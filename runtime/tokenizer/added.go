@@ -67,7 +67,7 @@ func (e *encoder) find(text string, f *finder, rest func(string)) {
 			rest(text[from:start])
 		}
 		e.out = append(e.out, a.ID)
-		e.first = false
+		e.first, e.goesOn = false, false
 		from = end
 	}
 	if from < len(text) {

@@ -9,12 +9,12 @@ import (
 	"qtool/formats/vocab"
 )
 
-// normalize applies the steps of normalization.
-func (t *Tokenizer) normalize(s string) string {
+// normalize applies the steps of normalization. Nothing is put before a text that goes on after another.
+func (t *Tokenizer) normalize(s string, goesOn bool) string {
 	for _, n := range t.d.Normalizers {
 		switch n.Op {
 		case vocab.Prepend:
-			if s != "" {
+			if s != "" && !goesOn {
 				s = n.Content + s
 			}
 		case vocab.Replace:

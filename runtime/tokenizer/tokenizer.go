@@ -36,6 +36,9 @@ type Tokenizer struct {
 	pairs map[uint64]ranked
 	words bool // of SentencePiece: a text may be encoded word by word
 
+	cuts, parts bool // see borders
+	partBytes   int
+
 	raw, normalized [2]*finder // of tokens found before and after normalization: without and with special ones
 }
 
@@ -94,13 +97,15 @@ func New(d *vocab.Definition) (*Tokenizer, error) {
 			finders = t.normalized
 		}
 		if a.Normalized && !a.Within {
-			text = t.normalize(text)
+			text = t.normalize(text, false)
 		}
 		if !a.Special {
 			finders[0].add(text, a)
 		}
 		finders[1].add(text, a)
 	}
+	t.partBytes = partBytes
+	t.cuts, t.parts = t.borders()
 	return t, nil
 }
 
@@ -130,9 +135,19 @@ func (t *Tokenizer) Encode(text string, o Options) []int32 {
 	if o.ParseSpecial {
 		special = 1
 	}
-	e.find(valid(text), t.raw[special], func(s string) {
-		e.find(t.normalize(s), t.normalized[special], e.pieces)
-	})
+	for whole, reserved := len(text), false; text != ""; {
+		end := t.partOf(text)
+		e.find(valid(text[:end]), t.raw[special], func(s string) {
+			s = t.normalize(s, e.goesOn)
+			e.goesOn = false
+			e.find(s, t.normalized[special], e.pieces)
+		})
+		if text, e.goesOn = text[end:], true; len(text) > 0 && !reserved {
+			// Growing step by step would have the tokens twice: the rest is taken to have as many a byte, and a few more.
+			e.out = slices.Grow(e.out, int(1.05*float64(len(e.out))/float64(whole-len(text))*float64(len(text))))
+			reserved = true
+		}
+	}
 	if o.AddSpecial {
 		e.out = append(e.out, t.d.Suffix...)
 	}
@@ -145,6 +160,7 @@ type encoder struct {
 	options Options
 	out     []int32
 	first   bool // nothing of the text has been encoded yet
+	goesOn  bool // what comes next goes on after what was encoded last
 	cache   map[string][]int32
 	merger  merger
 }
