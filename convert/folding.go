@@ -334,7 +334,7 @@ func (c *calibrated) channelFactors(gram *calibrate.Gram, channels quant.Channel
 	if c.plan.Recipe.Scaling == quant.SmoothQuant {
 		return quant.SmoothFactors(gram.Max, smoothAlpha, channels, matrices), nil
 	}
-	return quant.AWQFactors(c.solver, gram.Mean(), gram.Cols, channels, matrices)
+	return quant.AWQFactors(c.solver, gram.Mean(), gram.Cols, channels, c.plan.Recipe.Rule, matrices)
 }
 
 // writePlain stores a vector of which the source has values as what these were changed to.

@@ -112,13 +112,13 @@ const (
 
 // AWQFactors gives the factor of each of n channels for matrices that share their input, of which h is the mean of x xᵀ, [n][n]. Factors are
 // powers of the channels' root mean squares, and 1 for all is one of the trials: so by the measure of the search, the error of outputs
-// under plain rounding, the result is never worse than none.
-func AWQFactors(s *linalg.Solver, h []float32, n int, c Channels, matrices []Weights) ([]float32, error) {
+// when weights are rounded with scales by the rule, the result is never worse than none.
+func AWQFactors(s *linalg.Solver, h []float32, n int, c Channels, rule Rule, matrices []Weights) ([]float32, error) {
 	losses, failures := make([]float64, awqSteps+1), make([]error, awqSteps+1)
 	s.Run(awqSteps+1, func(i int, scratch *linalg.Scratch) {
 		factors := c.powers(h, n, float64(i)/awqSteps)
 		for _, m := range matrices {
-			l, err := roundingLoss(s, scratch, h, n, m, factors)
+			l, err := roundingLoss(s, scratch, h, n, m, rule, factors)
 			if err != nil {
 				failures[i] = err
 				return
@@ -154,8 +154,8 @@ func (c Channels) powers(h []float32, n int, power float64) []float32 {
 }
 
 // roundingLoss is the squared error of some rows' outputs when the weights are scaled, rounded to nearest and scaled back.
-func roundingLoss(s *linalg.Solver, scratch *linalg.Scratch, h []float32, n int, m Weights, factors []float32) (float64, error) {
-	q := New(s.Kernels(), m.Scheme, AbsMax)
+func roundingLoss(s *linalg.Solver, scratch *linalg.Scratch, h []float32, n int, m Weights, rule Rule, factors []float32) (float64, error) {
+	q := New(s.Kernels(), m.Scheme, rule)
 	book := (*[16]int8)(nil)
 	if m.Scheme.Codebook {
 		book = initialBook(m.Scheme.Bits)
@@ -163,13 +163,20 @@ func roundingLoss(s *linalg.Solver, scratch *linalg.Scratch, h []float32, n int,
 	codes := packed.NewCodes(m.Scheme, n)
 	step := max(1, (m.Rows+awqRows-1)/awqRows)
 	var diff []float32
-	scaled, back := make([]float32, n), make([]float32, n)
+	scaled, back, importance := make([]float32, n), make([]float32, n), make([]float32, n)
+	var mean float64
+	for i := range n {
+		mean += float64(h[i*n+i]) / float64(n)
+	}
+	for i, f := range factors { // of the inputs, divided
+		importance[i] = max(h[i*n+i], float32(1e-6*mean), 1e-30) / (f * f)
+	}
 	for r := 0; r < m.Rows; r += step {
 		row := m.W[r*n : (r+1)*n]
 		for i, v := range row {
 			scaled[i] = v * factors[i]
 		}
-		if err := q.Row(codes, scaled, nil); err != nil {
+		if err := q.Row(codes, scaled, importance); err != nil {
 			return 0, &RowError{Row: r, Err: err}
 		}
 		m.Scheme.Dequantize(back, codes, book)
