@@ -99,6 +99,8 @@ type calibrated struct {
 	decisions map[string]Decision
 	// factors are what the columns of a matrix are multiplied by, since its input was divided by them.
 	factors map[string][]float32
+	// divided is what rows of a matrix are divided by, since the layer that takes them in makes up for it.
+	divided map[string]division
 	done    int64 // weights
 	total   int64
 }
@@ -110,7 +112,7 @@ func (q *quantization) calibrate(ctx context.Context) (err error) {
 		return err
 	}
 	cal := q.options.Calibration
-	c := &calibrated{quantization: q, decisions: make(map[string]Decision), factors: make(map[string][]float32)}
+	c := &calibrated{quantization: q, decisions: make(map[string]Decision), factors: make(map[string][]float32), divided: make(map[string]division)}
 	if cal != nil {
 		c.length = len(cal.Sequences[0])
 		c.seen = len(cal.Sequences) * c.length
@@ -159,6 +161,9 @@ func (c *calibrated) run(ctx context.Context) (err error) {
 		groups := c.blocks.Linears(layer)
 		for _, half := range []llama.Half{llama.AttentionHalf, llama.FeedForwardHalf} {
 			c.kept = c.kept[:0]
+			if err := c.scale(ctx, layer, half); err != nil {
+				return err
+			}
 			if err := c.group(ctx, layer, half, groups[2*half]); err != nil {
 				return err
 			}
@@ -238,9 +243,6 @@ func (c *calibrated) advance(ctx context.Context, layer int, half llama.Half) er
 
 // group quantizes the linear layers that share an input.
 func (c *calibrated) group(ctx context.Context, layer int, half llama.Half, names []string) error {
-	if err := c.fold(ctx, layer, half, names); err != nil {
-		return err
-	}
 	var open []Decision
 	for _, name := range names {
 		d := c.decisions[name]
@@ -259,7 +261,16 @@ func (c *calibrated) group(ctx context.Context, layer int, half llama.Half, name
 		return nil
 	}
 	if c.options.Statistics != nil {
-		return c.known(ctx, open)
+		if err := c.known(ctx, open); err != nil {
+			return err
+		}
+		for _, d := range open {
+			name := d.Tensor.Name
+			if _, divided := c.divided[name]; !c.finished(name) && (divided || c.factors[name] != nil) {
+				return fmt.Errorf("tensor %q: %s has no statistics of its input, which is scaled", name, c.options.Statistics.path)
+			}
+		}
+		return nil
 	}
 	gram, ranges, err := c.collect(ctx, layer, half, open[0].Tensor.Cols(), names[0], static(open))
 	if err != nil {
@@ -289,19 +300,17 @@ func (c *calibrated) collect(ctx context.Context, layer int, half llama.Half, co
 	if c.source != nil {
 		c.source.begin(layer, half, first, cols)
 	}
-	var sequence int
-	var states []float32
-	tap := func(name string, x []float32, tokens, _ int) error {
+	err := c.inputs(ctx, layer, half, first, func(sequence int, states []float32, name string, x []float32, tokens int) error {
 		if name != first {
 			return nil
 		}
 		if c.source != nil {
 			if err := c.source.add(sequence, layer, half, first, states, x, c.factors[first]); err != nil {
-				return fmt.Errorf("inputs of %q: %w", name, err)
+				return err
 			}
 		}
 		if err := gram.Add(x, tokens); err != nil {
-			return fmt.Errorf("inputs of %q: %w", name, err)
+			return err
 		}
 		if ranges != nil {
 			ranges.Add(x)
@@ -309,25 +318,42 @@ func (c *calibrated) collect(ctx context.Context, layer int, half llama.Half, co
 		if keep {
 			c.keep(x)
 		}
-		return errSeen
-	}
-	for i := range c.options.Calibration.Sequences {
-		if err := ctx.Err(); err != nil {
-			return nil, nil, err
-		}
-		x, err := c.states.Get(i)
-		if err != nil {
-			return nil, nil, err
-		}
-		sequence, states = i, x
-		if err := c.blocks.RunHalf(layer, half, x, c.length, tap); !errors.Is(err, errSeen) {
-			if err == nil {
-				err = fmt.Errorf("the inputs of %q were not seen", first)
-			}
-			return nil, nil, err
-		}
+		return nil
+	})
+	if err != nil {
+		return nil, nil, err
 	}
 	return gram, ranges, nil
+}
+
+// inputs runs the sequences through half a block up to the layer of that name, and gives the inputs of layers on the way to a function, with the states that the
+// half block began with.
+func (c *calibrated) inputs(ctx context.Context, layer int, half llama.Half, last string, each func(sequence int, states []float32, name string, x []float32, tokens int) error) error {
+	for i := range c.options.Calibration.Sequences {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		states, err := c.states.Get(i)
+		if err != nil {
+			return err
+		}
+		err = c.blocks.RunHalf(layer, half, states, c.length, func(name string, x []float32, tokens, _ int) error {
+			if err := each(i, states, name, x, tokens); err != nil {
+				return fmt.Errorf("inputs of %q: %w", name, err)
+			}
+			if name == last {
+				return errSeen
+			}
+			return nil
+		})
+		if err == nil {
+			err = fmt.Errorf("the inputs of %q were not seen", last)
+		}
+		if !errors.Is(err, errSeen) {
+			return err
+		}
+	}
+	return nil
 }
 
 // fits reports whether the inputs of a layer of so many columns may be in memory beside the hidden states.
@@ -412,6 +438,9 @@ func (c *calibrated) matrix(ctx context.Context, d Decision, in *quant.Inputs, t
 		for i := range w {
 			w[i] *= factors[i%cols]
 		}
+	}
+	if d, ok := c.divided[t.Name]; ok {
+		d.apply(w, cols)
 	}
 	to.apply(w, rows)
 	options := c.plan.Recipe.matrix(*d.Scheme)

@@ -118,7 +118,7 @@ func TestCalibratedResume(t *testing.T) {
 		t.Skip("quantizes many times")
 	}
 	r := rand.New(rand.NewPCG(43, 44))
-	for _, source := range []string{"grammar-lm", "arch/gemma2", "arch/llama", "arch/phi3"} {
+	for _, source := range []string{"grammar-lm", "arch/gemma2", "arch/llama", "arch/llama-bias", "arch/phi3"} {
 		for name, recipe := range calibratedRecipes() {
 			t.Run(source+"/"+name, func(t *testing.T) {
 				m := open(t, testdata.Path(strings.Split(source, "/")...))

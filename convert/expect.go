@@ -139,6 +139,9 @@ func (p *Plan) calibrationWork(o Options) float64 {
 		if o.Calibration.MaxMemory > 0 {
 			run *= 2
 		}
+		if p.Recipe.Scaling != quant.NoScaling {
+			run += tokens // to choose factors
+		}
 	}
 	beside := p.Recipe.Targets == SourceOutputs && o.Calibration != nil
 	if beside {
@@ -165,7 +168,11 @@ func (p *Plan) calibrationWork(o Options) float64 {
 	// Four inputs a block: those of q, o, gate and down, of which the last is the widest.
 	c := p.Model.Config()
 	for _, n := range []float64{float64(c.Hidden), float64(c.Hidden), float64(c.Hidden), float64(c.Intermediate)} {
-		work += float64(c.Layers) * (tokens*n*n/2 + 2*n*n*n/3)
+		grams := 1.0
+		if p.Recipe.Scaling != quant.NoScaling {
+			grams = 2 // before factors, and of what they make of it
+		}
+		work += float64(c.Layers) * (grams*tokens*n*n/2 + 2*n*n*n/3)
 	}
 	return work
 }

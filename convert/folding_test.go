@@ -3,6 +3,7 @@ package convert
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -27,8 +28,8 @@ import (
 )
 
 // folded runs a calibrated quantization that scales channels, and gives the model that it means before any code is chosen: norms as they were stored, the
-// source's weights times the factors of their columns.
-func folded(t *testing.T, source *checkpoint.Model, r Recipe) (after *checkpoint.Model, scaled, changed int) {
+// source's weights times the factors of their columns, by those of their rows.
+func folded(t *testing.T, source *checkpoint.Model, r Recipe) (after *checkpoint.Model, run *calibrated, changed int) {
 	t.Helper()
 	p, err := NewPlan(source, r)
 	require.NoError(t, err)
@@ -52,7 +53,7 @@ func folded(t *testing.T, source *checkpoint.Model, r Recipe) (after *checkpoint
 	t.Cleanup(func() { require.NoError(t, q.work.close()) })
 	set, err := kernel.Best()
 	require.NoError(t, err)
-	run := &calibrated{quantization: q, length: len(c.Sequences[0]), decisions: make(map[string]Decision), factors: make(map[string][]float32), pool: pool.New(2)}
+	run = &calibrated{quantization: q, length: len(c.Sequences[0]), decisions: make(map[string]Decision), factors: make(map[string][]float32), divided: make(map[string]division), pool: pool.New(2)}
 	t.Cleanup(run.pool.Close)
 	for _, d := range p.Decisions {
 		run.decisions[d.Tensor.Name] = d
@@ -67,20 +68,23 @@ func folded(t *testing.T, source *checkpoint.Model, r Recipe) (after *checkpoint
 	for _, d := range p.Decisions {
 		x := d.Tensor
 		factors, ok := run.factors[x.Name]
+		by := run.divided[x.Name]
 		_, written := q.work.done[x.Name]
 		switch {
 		case ok:
-			scaled++
 			x = x.Derive(x.TensorSpec, formats.F32, func(dst []float32, first, n int, reader *checkpoint.Reader) error {
 				if err := d.Tensor.ReadRows(dst, first, n, reader); err != nil {
 					return err
 				}
 				for i := range dst {
 					dst[i] *= factors[i%len(factors)]
+					if row := first + i/len(factors) - by.first; row >= 0 && row < len(by.factors) {
+						dst[i] /= by.factors[row]
+					}
 				}
 				return nil
 			})
-		case x.Role == arch.Norm && written:
+		case len(x.Shape) == 1 && written:
 			place := q.places[x.Name]
 			raw := make([]byte, place.Size)
 			_, err := q.work.data.ReadAt(raw, place.Offset)
@@ -89,14 +93,14 @@ func folded(t *testing.T, source *checkpoint.Model, r Recipe) (after *checkpoint
 			decodePlain(values, raw, d.DType)
 			was := make([]float32, len(values))
 			require.NoError(t, x.ReadAll(was))
-			if !slices.Equal(was, values) {
+			if x.Role == arch.Norm && !slices.Equal(was, values) {
 				changed++ // AWQ may find that a layer is best left alone
 			}
 			x = x.Derive(x.TensorSpec, formats.F32, func(dst []float32, _, _ int, _ *checkpoint.Reader) error { copy(dst, values); return nil })
 		}
 		tensors = append(tensors, x)
 	}
-	return m.View(m.Config(), tensors, nil), scaled, changed
+	return m.View(m.Config(), tensors, nil), run, changed
 }
 
 // logitsOf runs a model on a few tokens.
@@ -185,9 +189,18 @@ func requireFolded(t *testing.T, path string, scaling quant.Scaling, rotation Ro
 	if scaling == quant.SmoothQuant {
 		r.Linear, r.Ranges = "w8-s8", calibrate.MSE
 	}
-	after, scaled, changed := folded(t, m, r)
-	require.GreaterOrEqual(t, scaled, 2*m.Config().Layers)
+	after, run, changed := folded(t, m, r)
+	for _, x := range m.Tensors() {
+		if x.Role == arch.Linear {
+			require.Contains(t, run.factors, x.Name)
+		}
+	}
+	require.Len(t, run.divided, 2*m.Config().Layers)
+	require.Empty(t, run.result.Unscaled)
 	require.Positive(t, changed)
+	require.True(t, slices.ContainsFunc(slices.Collect(maps.Values(run.divided)), func(d division) bool {
+		return slices.Max(d.factors) > 1.01*slices.Min(d.factors)
+	}), "rows are divided")
 	want, got := logitsOf(t, m), logitsOf(t, after)
 	var scale, worst float64
 	for i, v := range want {

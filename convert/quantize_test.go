@@ -359,7 +359,7 @@ func TestShortfalls(t *testing.T) {
 	require.Equal(t, []string{
 		"3 values were cut to the range of their type",
 		"x: rounded to nearest, nothing is known of the input",
-		"u and 2 more: the input is not scaled, since a layer that shares it is not quantized here",
+		"u and 2 more: the input is not scaled, since a layer that shares or makes it is not quantized here",
 		"k and 1 more: the Hessian needed more damping than was asked for, at most 0.1 of the mean diagonal",
 		"k and 2 more: input channels were zero throughout the calibration data, at most 5 of a layer",
 		"k and 1 more: more input channels than the 4 inputs that were seen, too few to tell channels apart; give more text",

@@ -107,7 +107,7 @@ type Recipe struct {
 	InOrder bool         `json:"in_order,omitempty"` // columns as they stand, not those of the largest inputs first
 	// Targets says what the outputs of a layer are to be close to.
 	Targets Targets `json:"targets,omitempty"`
-	// Scaling of the inputs that come from norms.
+	// Scaling of the channels of inputs.
 	Scaling quant.Scaling `json:"scaling,omitempty"`
 	// Ranges is the rule for the ranges of activations of schemes that have static ones.
 	Ranges calibrate.RangeRule `json:"activation_ranges,omitempty"`

@@ -20,7 +20,7 @@ type Result struct {
 	RoundedOnly []string
 	// Unknown names those that a file of statistics knows nothing of.
 	Unknown []string
-	// Unscaled names the layers whose inputs were to be scaled and were not, since a layer that shares them is not quantized.
+	// Unscaled names the layers whose inputs were to be scaled and were not, since a layer that shares them, or makes them, is not quantized.
 	Unscaled []string
 	// TooLong says that calibration sequences were longer than what the model was made for.
 	TooLong string
@@ -41,7 +41,7 @@ func (r *Result) Shortfalls() []string {
 	}
 	about(r.RoundedOnly, "rounded to nearest, nothing is known of the input")
 	about(r.Unknown, "rounded to nearest, the file has no statistics of the input, or it saw no data")
-	about(r.Unscaled, "the input is not scaled, since a layer that shares it is not quantized here")
+	about(r.Unscaled, "the input is not scaled, since a layer that shares or makes it is not quantized here")
 	for _, line := range []string{r.TooLong, r.Single} {
 		if line != "" {
 			lines = append(lines, line)

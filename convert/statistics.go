@@ -215,7 +215,13 @@ func (c *calibrated) byStatistics(ctx context.Context) error {
 	}
 	for layer := range c.blocks.Count() {
 		for i, group := range c.blocks.Linears(layer) {
-			if err := c.group(ctx, layer, llama.Half(i/2), group); err != nil {
+			half := llama.Half(i / 2)
+			if i%2 == 0 {
+				if err := c.scale(ctx, layer, half); err != nil {
+					return err
+				}
+			}
+			if err := c.group(ctx, layer, half, group); err != nil {
 				return err
 			}
 		}
@@ -284,7 +290,7 @@ func (c *calibrated) known(ctx context.Context, open []Decision) error {
 	return c.matrices(ctx, rest, in, nil, limit)
 }
 
-// recallGram reads the statistics of a layer's input from the file, divided by the factors that its norm was divided by, and the range of activations.
+// recallGram reads the statistics of a layer's input from the file, divided by the factors that what gives it was divided by, and the range of activations.
 func (c *calibrated) recallGram(layer string, withRange bool) (*calibrate.Gram, float32, error) {
 	in, ok := c.options.Statistics.qcal.Header().Find(layer)
 	if !ok {

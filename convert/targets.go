@@ -55,6 +55,7 @@ type targets struct {
 	cross   *calibrate.Cross // of the inputs that were collected last
 	outputs bool             // it is of the outputs, not of the inputs
 	buffer  []float32
+	whole   []float32 // inputs as they are without factors
 }
 
 // newTargets puts the source at its first block.
@@ -125,7 +126,15 @@ func (t *targets) add(sequence, layer int, half llama.Half, name string, states,
 	}
 	if t.outputs { // source is past the half block
 		t.buffer = append(t.buffer[:0], states...)
-		if err := t.blocks.Finish(layer, half, t.buffer, x, t.length); err != nil {
+		whole := x
+		if factors != nil { // the source's weights make up for none
+			t.whole = append(t.whole[:0], x...)
+			for i := range t.whole {
+				t.whole[i] *= factors[i%len(factors)]
+			}
+			whole = t.whole
+		}
+		if err := t.blocks.Finish(layer, half, t.buffer, whole, t.length); err != nil {
 			return err
 		}
 		for i, v := range source {

@@ -42,7 +42,7 @@ func (o *calibrationOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.method, "method", "gptq", "how codes are chosen with calibration: gptq, or rtn")
 	f.IntVar(&o.refine, "refine", 3, "rounds of coordinate descent on the error of a layer's output")
 	f.Float64Var(&o.damping, "damping", quant.DefaultDamping, "of the Hessian, as a share of its mean diagonal")
-	f.StringVar(&o.scaling, "scaling", "none", "of the channels that norms give to linear layers: none, awq, or smoothquant (for schemes ending in -s8)")
+	f.StringVar(&o.scaling, "scaling", "none", "of the channels of linear layers' inputs, folded into what comes before: none, awq, or smoothquant (for schemes ending in -s8)")
 	f.StringVar(&o.ranges, "activation-range", string(calibrate.MSE), "rule for static ranges of activations (schemes ending in -s8): minmax, percentile, mse, entropy")
 	f.StringVar(&o.targets, "targets", "", "what a layer's outputs are to meet: source (those of the source model, so that it makes up for layers before it),"+
 		" or own (those of its own weights); default: source for gptq on a text, else own")

@@ -218,42 +218,6 @@ func (l *linear) gather() {
 	l.shares[0] = share{rows: l.rows, unit: l.unitRows(), tensor: l.tensor, matrix: l.matrix}
 }
 
-// NormBefore names the norm that gives the input of a linear layer of a block, and nothing else; false for a layer whose input comes from
-// elsewhere.
-func (b *Blocks) NormBefore(layer int, linear string) (string, bool) {
-	l := &b.engine.layers[layer]
-	prefix := fmt.Sprintf("model.layers.%d.", layer)
-	switch {
-	case l.q.tensor.Name == linear:
-		return prefix + "input_layernorm.weight", true
-	case l.gate.tensor.Name == linear && b.engine.config.PostNorms:
-		return prefix + "pre_feedforward_layernorm.weight", true
-	case l.gate.tensor.Name == linear:
-		return prefix + "post_attention_layernorm.weight", true
-	}
-	return "", false
-}
-
-// SetNorm puts other factors in the place of a norm's that NormBefore names: those that are multiplied with, gemma's 1 added.
-func (b *Blocks) SetNorm(name string, factors []float32) error {
-	for layer := range b.engine.layers {
-		l := &b.engine.layers[layer]
-		for _, at := range []struct {
-			linear string
-			norm   *[]float32
-		}{{l.q.tensor.Name, &l.attnNorm}, {l.gate.tensor.Name, &l.ffnNorm}} {
-			if n, _ := b.NormBefore(layer, at.linear); n == name {
-				if len(factors) != len(*at.norm) {
-					return fmt.Errorf("norm %q has %d factors, found %d", name, len(*at.norm), len(factors))
-				}
-				*at.norm = factors
-				return nil
-			}
-		}
-	}
-	return fmt.Errorf("the model has no norm %q before a linear layer", name)
-}
-
 // find finds a linear layer by the name of its weights.
 func (b *Blocks) find(name string) (*linear, error) {
 	e := b.engine

@@ -25,8 +25,7 @@ func TestNotFinite(t *testing.T) {
 		return e.NewSession(8).Forward([]int32{1, 2, 3}, 0, func(int, []float32) error { return nil })
 	}
 	require.NoError(t, run())
-	norm, ok := b.NormBefore(1, name)
-	require.True(t, ok)
+	norm := b.NormBefore(1, llama.AttentionHalf)
 	factors := make([]float32, e.Config().Hidden)
 	for i := range factors {
 		factors[i] = 1
