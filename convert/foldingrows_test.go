@@ -109,8 +109,8 @@ func TestScalingOfOutliers(t *testing.T) {
 func TestTargetsOfScaledInputs(t *testing.T) {
 	for rows, columns := range map[string]string{"up_proj.weight": "down_proj.weight", "v_proj.weight": "o_proj.weight"} {
 		m := open(t, outliers(t, rows, columns))
-		all := calibration(t, m, 60)
-		c, other := &convert.Calibration{Sequences: all.Sequences[:40]}, all.Sequences[40:]
+		all := calibration(t, m, 110)
+		c, other := &convert.Calibration{Sequences: all.Sequences[:80]}, all.Sequences[80:]
 		source := predictions(t, m.Path(), other)
 		var divergences []float64
 		for _, targets := range []convert.Targets{convert.OwnOutputs, convert.SourceOutputs} {
