@@ -89,12 +89,22 @@ func printBench(w io.Writer, r *bench.Report) error {
 	fmt.Fprintf(w, "loaded in %.2f s, runs as: %s\n", r.LoadSeconds, weightsText(r.Weights))
 	t := newTable(w)
 	fmt.Fprintln(t, "what\tthreads\tsequences\ttokens\tafter\ttokens/s\tread bandwidth\tshare of it")
+	beyond := false
 	for _, x := range r.Runs {
-		share := ""
+		share, after := "", strconv.Itoa(x.Context)
+		if x.Beyond {
+			after, beyond = after+" *", true
+		}
 		if x.BusShare > 0 {
 			share = percentText(x.BusShare)
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%.2f ± %.2f\t%.1f GB/s\t%s\n", x.Kind, x.Threads, x.Batch, x.Tokens, x.Context, x.PerSec, x.StdDev, r.Bandwidth[strconv.Itoa(x.Threads)], share)
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%s\t%.2f ± %.2f\t%.1f GB/s\t%s\n", x.Kind, x.Threads, x.Batch, x.Tokens, after, x.PerSec, x.StdDev, r.Bandwidth[strconv.Itoa(x.Threads)], share)
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if beyond {
+		fmt.Fprintln(w, "* beyond the context that the model is made for")
+	}
+	return nil
 }

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -50,16 +52,21 @@ func newInspect() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "inspect MODEL",
-		Short: "Show what is in a model",
+		Short: "Show what is in a model, or in a file of statistics",
 		Long: `inspect opens a model in any container, checks its headers, and prints its
-configuration, its tokenizer and its tensors with their storage.`,
+configuration, its tokenizer and its tensors with their storage. Of a .qcal file it
+prints what its statistics were gathered of.`,
 		Example: `  qtool inspect llama-7b-w4.qpk
+  qtool inspect llama-7b.qcal
   qtool inspect model.gguf --json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path, err := find(args[0])
 			if err != nil {
 				return err
+			}
+			if isCalibration(path) {
+				return inspectCalibration(cmd.OutOrStdout(), path, asJSON)
 			}
 			v, err := inspect(path)
 			if err != nil {
@@ -115,6 +122,38 @@ func inspect(path string) (v *inspection, err error) {
 	return v, nil
 }
 
+// printProvenance prints who made a packed file, of what and by which recipe. Of another program's it prints what there is.
+func printProvenance(line func(name, format string, args ...any), raw json.RawMessage) {
+	var p struct {
+		Tool   string          `json:"tool"`
+		Source string          `json:"source"`
+		Recipe json.RawMessage `json:"recipe"`
+	}
+	if err := json.Unmarshal(raw, &p); err != nil || p.Tool == "" {
+		line("made by", "%s", raw)
+		return
+	}
+	line("made by", "%s", p.Tool)
+	line("of values", "digest %s", p.Source)
+	// A decoder, since keys are to stay in their order.
+	d := json.NewDecoder(bytes.NewReader(p.Recipe))
+	if start, err := d.Token(); err != nil || start != json.Delim('{') {
+		line("recipe", "%s", p.Recipe)
+		return
+	}
+	var all []string
+	for d.More() {
+		key, err := d.Token()
+		var value json.RawMessage
+		if err != nil || d.Decode(&value) != nil {
+			line("recipe", "%s", p.Recipe)
+			return
+		}
+		all = append(all, fmt.Sprintf("%v %s", key, strings.Trim(string(value), `"`)))
+	}
+	line("recipe", "%s", strings.Join(all, ", "))
+}
+
 func printInspection(w io.Writer, v *inspection) error {
 	t := newTable(w)
 	line := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
@@ -130,7 +169,7 @@ func printInspection(w io.Writer, v *inspection) error {
 	line("tokenizer", "%s", v.Tokenizer)
 	line("size", "%s of tensors, %s weights, %.3f bits per weight", sizeText(v.SizeBytes), countText(v.Weights), v.BitsPerWeight)
 	if len(v.Provenance) > 0 {
-		line("made by", "%s", v.Provenance)
+		printProvenance(line, v.Provenance)
 	}
 	for _, f := range v.Files {
 		line("file", "%s", f)

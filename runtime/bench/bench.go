@@ -63,6 +63,7 @@ type Run struct {
 	NUMA     string  `json:"numa"`
 	PerSec   float64 `json:"tokens_per_s"` // of all sequences together
 	StdDev   float64 `json:"stddev"`
+	Beyond   bool    `json:"beyond_context"`  // of what the model is made for: it runs as fast, but its text would be worth nothing
 	BusShare float64 `json:"bandwidth_share"` // of the weights read a second in the bandwidth; decode only
 }
 
@@ -131,6 +132,8 @@ func Measure(ctx context.Context, o Options) (report *Report, err error) {
 		}
 		for i := range runs {
 			runs[i].Threads, runs[i].NUMA = threads, place
+			limit := m.Config().MaxPositions
+			runs[i].Beyond = limit > 0 && runs[i].Context+runs[i].Tokens > limit
 			if runs[i].Kind == "decode" {
 				runs[i].BusShare = runs[i].PerSec / float64(runs[i].Batch) * float64(read) / bandwidth
 			}
