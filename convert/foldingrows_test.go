@@ -67,6 +67,9 @@ func scaled(scheme convert.Choice, s quant.Scaling) convert.Recipe {
 // TestScalingOfOutliers: where channels of an input that comes from a linear layer stand out, AWQ undoes most of the loss; by a text, and by statistics, with
 // any number of threads and after a stop.
 func TestScalingOfOutliers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("quantizes many times")
+	}
 	for rows, columns := range map[string]string{"up_proj.weight": "down_proj.weight", "v_proj.weight": "o_proj.weight"} {
 		t.Run(columns, func(t *testing.T) {
 			m := open(t, outliers(t, rows, columns))
@@ -107,6 +110,9 @@ func TestScalingOfOutliers(t *testing.T) {
 
 // TestTargetsOfScaledInputs: the source's outputs as targets are those of inputs that are not divided.
 func TestTargetsOfScaledInputs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("quantizes many times")
+	}
 	for rows, columns := range map[string]string{"up_proj.weight": "down_proj.weight", "v_proj.weight": "o_proj.weight"} {
 		m := open(t, outliers(t, rows, columns))
 		all := calibration(t, m, 110)

@@ -14,6 +14,9 @@ import (
 // TestRoundingByStatistics: codes that are rounded to nearest under scales by a file of statistics give predictions closer to the source's, on
 // sequences that the file is not of, than scales without data.
 func TestRoundingByStatistics(t *testing.T) {
+	if testing.Short() {
+		t.Skip("quantizes many times")
+	}
 	m := open(t, testdata.Path("grammar-lm"))
 	all := calibration(t, m, 60)
 	c, other := &convert.Calibration{Sequences: all.Sequences[:40]}, all.Sequences[40:]

@@ -96,7 +96,11 @@ func TestWeightsSaysHowTheyRun(t *testing.T) {
 func TestRepackedSteps(t *testing.T) {
 	for _, model := range []map[string]ggml.Type{llama.Types, llama.MoreTypes} {
 		path := llama.Quantized(t, model)
-		for _, set := range kernel.Available() {
+		sets := kernel.Available()
+		if testing.Short() {
+			sets = sets[len(sets)-1:]
+		}
+		for _, set := range sets {
 			t.Setenv(kernel.EnvLevel, set.Name)
 			for _, a := range []llama.Activations{llama.ActivationsAuto, llama.ActivationsInt16} {
 				e := engineOf(t, path, llama.Options{Repack: true, Activations: a})
