@@ -71,19 +71,14 @@ func (s *Set) MulRows(out []float32, d formats.DType, rows *[SliverWidth][]byte,
 }
 
 func mulRowsGeneric(out []float32, d formats.DType, rows *[SliverWidth][]byte, from int, x []float32, add bool) bool {
-	var decode func(dst []float32, src []byte)
+	size := 2
 	switch d {
 	case formats.F32:
-		decode = half.DecodeF32
-	case formats.F16:
-		decode = half.DecodeF16
-	case formats.BF16:
-		decode = half.DecodeBF16
+		size = 4
+	case formats.F16, formats.BF16:
 	default:
 		return false
 	}
-	bits, _ := d.Bits()
-	size := bits / 8
 	const span = 64
 	var part [span]float32
 	for j, r := range rows {
@@ -91,7 +86,15 @@ func mulRowsGeneric(out []float32, d formats.DType, rows *[SliverWidth][]byte, f
 		sum := float32(0)
 		for at := 0; at < len(x); at += span {
 			n := min(span, len(x)-at)
-			decode(part[:n], r[at*size:(at+n)*size])
+			stored := r[at*size : (at+n)*size]
+			switch d { // by name: called by a variable, part would be an allocation
+			case formats.F32:
+				half.DecodeF32(part[:n], stored)
+			case formats.F16:
+				half.DecodeF16(part[:n], stored)
+			default:
+				half.DecodeBF16(part[:n], stored)
+			}
 			for k, v := range x[at : at+n] {
 				sum += v * part[k]
 			}
