@@ -18,84 +18,88 @@ import (
 func TestSlivers(t *testing.T) {
 	const width = kernel.SliverWidth
 	for _, set := range kernel.Available() {
-		r := rand.New(rand.NewPCG(21, 22))
-		for _, rows := range []int{0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 17, 64} {
-			for _, cols := range []int{0, 1, 3, 7, 8, 9, 15, 16} {
-				for _, n := range []int{0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 31, 100, 257} {
-					aStride, bStride, stride := n+r.IntN(3), n+r.IntN(3), cols+r.IntN(3)
-					a, b := randomVector(rows*aStride, r), randomVector(cols*bStride, r)
-					sliver := make([]float32, n*width)
-					for i := range sliver {
-						sliver[i] = float32(math.NaN())
-					}
-					set.PackSliver(sliver, b, bStride, cols, n)
-					for k := range n {
-						for j := range width {
-							want := float32(0)
-							if j < cols {
-								want = b[j*bStride+k]
-							}
-							require.Equal(t, want, sliver[k*width+j], "%s: %d rows of %d, column %d of row %d", set.Name, cols, n, k, j)
+		t.Run(set.Name, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(21, 22))
+			for _, rows := range []int{0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 17, 64} {
+				for _, cols := range []int{0, 1, 3, 7, 8, 9, 15, 16} {
+					for _, n := range []int{0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 31, 100, 257} {
+						aStride, bStride, stride := n+r.IntN(3), n+r.IntN(3), cols+r.IntN(3)
+						a, b := randomVector(rows*aStride, r), randomVector(cols*bStride, r)
+						sliver := make([]float32, n*width)
+						for i := range sliver {
+							sliver[i] = float32(math.NaN())
 						}
-					}
-					for _, add := range []bool{false, true} {
-						out := randomVector(rows*stride, r)
-						before := append([]float32(nil), out...)
-						set.MulSliver(out, stride, a, aStride, rows, sliver, cols, n, add)
-						for i := range rows {
-							one := append([]float32(nil), before[i*stride:(i+1)*stride]...)
-							set.MulSliver(one, stride, a[i*aStride:], aStride, 1, sliver, cols, n, add)
-							for j := range stride {
-								at := i*stride + j
-								if j >= cols {
-									require.Equal(t, before[at], out[at], "%s: beyond the columns", set.Name)
-									continue
+						set.PackSliver(sliver, b, bStride, cols, n)
+						for k := range n {
+							for j := range width {
+								want := float32(0)
+								if j < cols {
+									want = b[j*bStride+k]
 								}
-								want, size := 0.0, 0.0
-								if add {
-									want, size = float64(before[at]), math.Abs(float64(before[at]))
+								require.Equal(t, want, sliver[k*width+j], "%s: %d rows of %d, column %d of row %d", set.Name, cols, n, k, j)
+							}
+						}
+						for _, add := range []bool{false, true} {
+							out := randomVector(rows*stride, r)
+							before := append([]float32(nil), out...)
+							set.MulSliver(out, stride, a, aStride, rows, sliver, cols, n, add)
+							for i := range rows {
+								one := append([]float32(nil), before[i*stride:(i+1)*stride]...)
+								set.MulSliver(one, stride, a[i*aStride:], aStride, 1, sliver, cols, n, add)
+								for j := range stride {
+									at := i*stride + j
+									if j >= cols {
+										require.Equal(t, before[at], out[at], "%s: beyond the columns", set.Name)
+										continue
+									}
+									want, size := 0.0, 0.0
+									if add {
+										want, size = float64(before[at]), math.Abs(float64(before[at]))
+									}
+									for k := range n {
+										p := float64(a[i*aStride+k]) * float64(b[j*bStride+k])
+										want, size = want+p, size+math.Abs(p)
+									}
+									require.InDelta(t, want, out[at], 2e-6*size+1e-12, "%s: %d by %d by %d", set.Name, rows, cols, n)
+									require.Equal(t, one[j], out[at], "%s: alone", set.Name)
 								}
-								for k := range n {
-									p := float64(a[i*aStride+k]) * float64(b[j*bStride+k])
-									want, size = want+p, size+math.Abs(p)
-								}
-								require.InDelta(t, want, out[at], 2e-6*size+1e-12, "%s: %d by %d by %d", set.Name, rows, cols, n)
-								require.Equal(t, one[j], out[at], "%s: alone", set.Name)
 							}
 						}
 					}
 				}
 			}
-		}
+		})
 	}
 }
 
 // TestTranspose checks every element, and that none beyond is written.
 func TestTranspose(t *testing.T) {
 	for _, set := range kernel.Available() {
-		r := rand.New(rand.NewPCG(27, 28))
-		for _, rows := range []int{0, 1, 7, 8, 9, 16, 17, 48} {
-			for _, n := range []int{0, 1, 7, 8, 9, 16, 31, 100} {
-				stride, toStride := n+r.IntN(3), rows+r.IntN(3)
-				b, to := randomVector(rows*stride, r), make([]float32, n*toStride)
-				set.Transpose(to, toStride, b, stride, rows, n)
-				for k := range n {
-					for j := range toStride {
-						want := float32(0)
-						if j < rows {
-							want = b[j*stride+k]
+		t.Run(set.Name, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(27, 28))
+			for _, rows := range []int{0, 1, 7, 8, 9, 16, 17, 48} {
+				for _, n := range []int{0, 1, 7, 8, 9, 16, 31, 100} {
+					stride, toStride := n+r.IntN(3), rows+r.IntN(3)
+					b, to := randomVector(rows*stride, r), make([]float32, n*toStride)
+					set.Transpose(to, toStride, b, stride, rows, n)
+					for k := range n {
+						for j := range toStride {
+							want := float32(0)
+							if j < rows {
+								want = b[j*stride+k]
+							}
+							require.Equal(t, want, to[k*toStride+j], "%s: %d by %d", set.Name, rows, n)
 						}
-						require.Equal(t, want, to[k*toStride+j], "%s: %d by %d", set.Name, rows, n)
+					}
+					if cols := min(rows, kernel.SliverWidth); cols > 0 {
+						got, want := make([]float32, n*kernel.SliverWidth), make([]float32, n*kernel.SliverWidth)
+						set.PackColumns(got, to, toStride, cols, n)
+						set.PackSliver(want, b, stride, cols, n)
+						require.Equal(t, want, got)
 					}
 				}
-				if cols := min(rows, kernel.SliverWidth); cols > 0 {
-					got, want := make([]float32, n*kernel.SliverWidth), make([]float32, n*kernel.SliverWidth)
-					set.PackColumns(got, to, toStride, cols, n)
-					set.PackSliver(want, b, stride, cols, n)
-					require.Equal(t, want, got)
-				}
 			}
-		}
+		})
 	}
 }
 
@@ -113,35 +117,37 @@ func TestMulRows(t *testing.T) {
 		},
 	}
 	for _, set := range kernel.Available() {
-		r := rand.New(rand.NewPCG(25, 26))
-		for dtype, encode := range encode {
-			for _, n := range []int{8, 16, 24, 40, 256, 512} {
-				from := r.IntN(20)
-				values := randomVector(width*(from+n), r)
-				var rows [width][]byte
-				for i := range rows {
-					row := values[i*(from+n) : (i+1)*(from+n)]
-					rows[i] = encode(row)
-					switch dtype {
-					case formats.F16:
-						half.DecodeF16(row, rows[i])
-					case formats.BF16:
-						half.DecodeBF16(row, rows[i])
+		t.Run(set.Name, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(25, 26))
+			for dtype, encode := range encode {
+				for _, n := range []int{8, 16, 24, 40, 256, 512} {
+					from := r.IntN(20)
+					values := randomVector(width*(from+n), r)
+					var rows [width][]byte
+					for i := range rows {
+						row := values[i*(from+n) : (i+1)*(from+n)]
+						rows[i] = encode(row)
+						switch dtype {
+						case formats.F16:
+							half.DecodeF16(row, rows[i])
+						case formats.BF16:
+							half.DecodeBF16(row, rows[i])
+						}
 					}
+					sliver, x := make([]float32, n*width), randomVector(n, r)
+					set.PackSliver(sliver, values[from:], from+n, width, n)
+					for _, add := range []bool{false, true} {
+						want := randomVector(width, r)
+						got := append([]float32(nil), want...)
+						set.MulSliver(want, width, x, n, 1, sliver, width, n, add)
+						require.True(t, set.MulRows(got, dtype, &rows, from, x, add))
+						require.Equal(t, want, got, "%s: %s, %d columns", set.Name, dtype, n)
+					}
+					require.False(t, set.MulRows(make([]float32, width), dtype, &rows, from, x[:n-1], false), "no multiple of eight")
+					require.False(t, set.MulRows(make([]float32, width), formats.F64, &rows, from, x, false), "a type that has no loop")
 				}
-				sliver, x := make([]float32, n*width), randomVector(n, r)
-				set.PackSliver(sliver, values[from:], from+n, width, n)
-				for _, add := range []bool{false, true} {
-					want := randomVector(width, r)
-					got := append([]float32(nil), want...)
-					set.MulSliver(want, width, x, n, 1, sliver, width, n, add)
-					require.True(t, set.MulRows(got, dtype, &rows, from, x, add))
-					require.Equal(t, want, got, "%s: %s, %d columns", set.Name, dtype, n)
-				}
-				require.False(t, set.MulRows(make([]float32, width), dtype, &rows, from, x[:n-1], false), "no multiple of eight")
-				require.False(t, set.MulRows(make([]float32, width), formats.F64, &rows, from, x, false), "a type that has no loop")
 			}
-		}
+		})
 	}
 }
 
