@@ -14,22 +14,11 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"qtool/runtime/numa"
 	"qtool/runtime/numa/proof"
 )
 
-func main() {
-	err := prove()
-	if err != nil {
-		fmt.Println("PROOF: failed:", err)
-	} else {
-		fmt.Println("PROOF: ok")
-	}
-	unix.Sync()
-	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
-}
+func main() { proof.First(prove) }
 
 // scenario is a run of qtool and what has to be true of it.
 type scenario struct {
@@ -41,14 +30,6 @@ type scenario struct {
 }
 
 func prove() error {
-	for _, m := range [][2]string{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}} {
-		if err := os.MkdirAll(m[1], 0o755); err != nil {
-			return err
-		}
-		if err := unix.Mount(m[0], m[1], m[0], 0, ""); err != nil && m[1] != "/dev" {
-			return fmt.Errorf("mount %s: %w", m[1], err)
-		}
-	}
 	nodes, weights, err := commandLine()
 	if err != nil {
 		return err
