@@ -194,6 +194,18 @@ func TestTornJournal(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2, result.Resumed, "what stands before the damaged line")
 	require.True(t, result.Damaged)
+
+	// The first line damaged: all is made again, and that is why.
+	require.NoError(t, os.Remove(out))
+	stopAt(0.5)
+	b = content(t, journal)
+	b[40] ^= 1
+	require.NoError(t, os.WriteFile(journal, b, 0o600))
+	result, err = convert.Quantize(t.Context(), m, p, convert.Options{Output: out, Threads: 2})
+	require.NoError(t, err)
+	require.Zero(t, result.Resumed)
+	require.True(t, result.Damaged)
+	require.False(t, result.Discarded)
 	whole := filepath.Join(t.TempDir(), "whole.qpk")
 	_, err = convert.Quantize(t.Context(), m, p, convert.Options{Output: whole, Threads: 2})
 	require.NoError(t, err)

@@ -121,7 +121,7 @@ func (w *work) open(key string, size int64, place func(string) (int64, int64, bo
 	}
 	w.damaged = damaged
 	if fresh || info.Size() != size {
-		w.discarded = info.Size() > 0
+		w.discarded = info.Size() > 0 && !damaged
 		if err := w.begin(key, size); err != nil {
 			return err
 		}
@@ -135,7 +135,7 @@ func (w *work) open(key string, size int64, place func(string) (int64, int64, bo
 	return nil
 }
 
-// readJournal gives each line of a journal with this key to a function, or reports that it has another or none. A line that was torn at the
+// readJournal gives each line of a journal with this key to a function, or reports that it has another or none, or none that is sound. A line that was torn at the
 // end is cut off, so that the next one begins at its own start. Of one that is damaged, by its checksum, neither it nor what follows is used, and
 // that is reported.
 func readJournal(f *os.File, key string, each func(line []byte)) (fresh, damaged bool, err error) {
@@ -155,7 +155,10 @@ func readJournal(f *os.File, key string, each func(line []byte)) (fresh, damaged
 		line, sound := journalText(text)
 		if n == 0 {
 			var first journalLine
-			if !sound || json.Unmarshal(line, &first) != nil || first.Key != key {
+			if !sound {
+				return true, true, nil
+			}
+			if json.Unmarshal(line, &first) != nil || first.Key != key {
 				return true, false, nil
 			}
 		} else {

@@ -176,8 +176,9 @@ func (o *calibrationOptions) settleTargets(r *convert.Recipe, c *convert.Calibra
 	if o.targets != "" || o.fromRecipe || c == nil || len(c.Sequences) > 1 || r.Method != quant.GPTQ {
 		return false
 	}
+	taken := r.Targets == convert.SourceOutputs
 	r.Targets = convert.OwnOutputs
-	return true
+	return taken
 }
 
 // refuseUseless refuses flags that would change nothing.

@@ -91,7 +91,8 @@ func (t *Text) Tokens(n int, tok *tokenizer.Tokenizer, others ...*tokenizer.Toke
 	return ids, more, start.Text, nil
 }
 
-// Check looks for what is no text, as Tokens does with n, but without a tokenizer: for a job that takes long before it needs the text.
+// Check looks for what is no text in what Tokens surely reads for n tokens, or in all where n is 0, but without a tokenizer: for a job that takes long
+// before it needs the text.
 func (t *Text) Check(n int) error {
 	if t.BuiltIn {
 		return nil
@@ -101,9 +102,16 @@ func (t *Text) Check(n int) error {
 		return fmt.Errorf("evaluation text: %w", err)
 	}
 	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("evaluation text: %w", err)
+	}
 	limit := int64(maxText)
-	if n > 0 {
-		limit = 4 * int64(n) // few texts have shorter tokens
+	switch {
+	case n > 0:
+		limit = tokenizer.FirstBytes(n + 1)
+	case info.Size() > maxText:
+		return fmt.Errorf("evaluation text %s: %w: at most %d bytes are read", t.Name, tokenizer.ErrTooLarge, maxText)
 	}
 	in := bufio.NewReaderSize(f, 1<<16)
 	blank := true

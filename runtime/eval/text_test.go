@@ -80,7 +80,13 @@ func TestTokensOfALargeText(t *testing.T) {
 	require.True(t, more)
 	require.Equal(t, whole[:1000], ids)
 	require.Less(t, len(read), len(content)/2)
-	require.ErrorContains(t, text.Check(0), "is 0, which no text has")
+	require.ErrorIs(t, text.Check(0), tokenizer.ErrTooLarge)
 	_, _, _, err = text.Tokens(0, tok)
 	require.ErrorIs(t, err, tokenizer.ErrTooLarge)
+	// What Tokens reads at first is checked as far.
+	content = content[:500_000] + "\xff" + content[500_000:]
+	require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+	require.ErrorContains(t, text.Check(1000), "byte 500000 is not UTF-8")
+	_, _, _, err = text.Tokens(1000, tok)
+	require.ErrorContains(t, err, "byte 500000 is not UTF-8")
 }

@@ -13,8 +13,8 @@ const (
 	apart = depth + 16 // the distance of rows
 )
 
-// AddGram adds Xᵀ X to the upper triangle of h, [n][n], where x is X, [m][n]: of each row of h the elements from the diagonal on.
-// A sum over m is made in parts of at most 512 and these are added in order: with c such parts in all, the relative error of an element whose
+// AddGram adds Xᵀ X to the upper triangle of h, [n][n], where x is X, [m][n]: of each row of h the elements from the diagonal on;
+// what some of those before it become is undefined. A sum over m is made in parts of at most 512 and these are added in order: with c such parts in all, the relative error of an element whose
 // terms have one sign stays below (512 + c)·2⁻²⁴.
 func (s *Solver) AddGram(h []float32, n int, x []float32, m int) {
 	s.addProduct(h, x, n, x, n, m, true)

@@ -254,14 +254,7 @@ func (s *Session) multiplyTile(p *product, own *share, unit int, w *workerScratc
 		}
 	}
 	halves := stored && (dtype == formats.F16 || dtype == formats.BF16)
-	whole, ok := own.tensor.Float32s(row, n)
-	if !ok && !halves {
-		w.tile = room(w.tile, n*cols)
-		if err := own.tensor.ReadRows(w.tile, row, n, &w.reader); err != nil {
-			return err
-		}
-		whole = w.tile
-	}
+	whole, ready := own.tensor.Float32s(row, n)
 	w.sliver = room(w.sliver, sliverDepth*kernel.SliverWidth)
 	for at := 0; at < cols; at += sliverDepth {
 		part := min(sliverDepth, cols-at)
@@ -270,6 +263,13 @@ func (s *Session) multiplyTile(p *product, own *share, unit int, w *workerScratc
 			continue
 		}
 		if !halves {
+			if !ready {
+				w.tile = room(w.tile, n*cols)
+				if err := own.tensor.ReadRows(w.tile, row, n, &w.reader); err != nil {
+					return err
+				}
+				whole, ready = w.tile, true
+			}
 			e.kernels.PackSliver(w.sliver, whole[at:], cols, n, part)
 		} else {
 			w.tile = room(w.tile, n*part)

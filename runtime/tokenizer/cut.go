@@ -154,12 +154,15 @@ type Start struct {
 // firstRead is what is read at least, in bytes.
 const firstRead = 1 << 20
 
+// FirstBytes is how much of a text First reads, and checks, before it looks whether that gives n tokens.
+func FirstBytes(n int) int64 { return max(firstRead, 8*int64(n)) }
+
 // First reads as much of a text as gives n tokens by every one of some tokenizers, tokens that the vocabulary puts behind a text not counted, so that
 // these n are those of the whole text. It reads all where n is 0, where the text has fewer, or where a tokenizer needs to see all. The ids are of the first tokenizer.
 func First(s Source, n int, tokenizers ...*Tokenizer) (*Start, []int32, error) {
 	size := s.Most
 	if n > 0 {
-		size = min(s.Most, max(firstRead, 8*int64(n)))
+		size = min(s.Most, FirstBytes(n))
 	}
 	if n == 0 && s.Size >= s.Most {
 		return nil, nil, fmt.Errorf("%w: at most %d bytes are read", ErrTooLarge, s.Most-1)

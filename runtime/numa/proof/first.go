@@ -5,6 +5,7 @@ package proof
 import (
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,6 +23,8 @@ func First(prove func() error) {
 		fmt.Println("PROOF: ok")
 	}
 	unix.Sync()
+	_ = unix.IoctlSetInt(1, unix.TCSBRK, 1) // what was printed leaves the serial line first
+	time.Sleep(time.Second)
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 }
 
