@@ -17,15 +17,27 @@ func (s *Set) PackSliver(to, b []float32, stride, rows, n int) {
 	s.Transpose(to, SliverWidth, b, stride, rows, n)
 }
 
-// PackColumns makes a sliver of some columns of a matrix, at most SliverWidth, of n elements each, as PackSliver does of rows:
-// to[k·SliverWidth + j] = b[k·stride + j] for j < cols, and 0 for the others.
+// PackColumns makes slivers of the columns of a matrix, which has n rows that lie stride apart:
+// to[(j/SliverWidth·n + k)·SliverWidth + j%SliverWidth] = b[k·stride + j] for j < cols, and 0 beyond the last column.
 func (s *Set) PackColumns(to, b []float32, stride, cols, n int) {
-	for k := range n {
-		row := (*[SliverWidth]float32)(to[k*SliverWidth:])
-		if cols == SliverWidth {
-			*row = [SliverWidth]float32(b[k*stride:])
-		} else {
-			clear(row[copy(row[:], b[k*stride:k*stride+cols]):])
+	const span = 32 // rows at a time, whose pages and neighbouring columns are at hand for the next sliver
+	for first := 0; first < n; first += span {
+		end := min(first+span, n)
+		for j := 0; j < cols; j += SliverWidth {
+			sliver := to[j*n : j*n+n*SliverWidth]
+			if cols-j < SliverWidth {
+				for k := first; k < end; k++ {
+					row := sliver[k*SliverWidth : (k+1)*SliverWidth]
+					clear(row[copy(row, b[k*stride+j:k*stride+cols]):])
+				}
+				continue
+			}
+			for k := first; k < end; k++ {
+				row, from := (*[SliverWidth]float32)(sliver[k*SliverWidth:]), (*[SliverWidth]float32)(b[k*stride+j:])
+				for c := 0; c < SliverWidth; c += 4 { // without a call
+					row[c], row[c+1], row[c+2], row[c+3] = from[c], from[c+1], from[c+2], from[c+3]
+				}
+			}
 		}
 	}
 }

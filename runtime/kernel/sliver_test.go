@@ -72,7 +72,7 @@ func TestSlivers(t *testing.T) {
 	}
 }
 
-// TestTranspose checks every element, and that none beyond is written.
+// TestTranspose checks every element, and that none beyond is written; and slivers of columns against those of rows.
 func TestTranspose(t *testing.T) {
 	for _, set := range kernel.Available() {
 		t.Run(set.Name, func(t *testing.T) {
@@ -91,11 +91,16 @@ func TestTranspose(t *testing.T) {
 							require.Equal(t, want, to[k*toStride+j], "%s: %d by %d", set.Name, rows, n)
 						}
 					}
-					if cols := min(rows, kernel.SliverWidth); cols > 0 {
-						got, want := make([]float32, n*kernel.SliverWidth), make([]float32, n*kernel.SliverWidth)
-						set.PackColumns(got, to, toStride, cols, n)
-						set.PackSliver(want, b, stride, cols, n)
-						require.Equal(t, want, got)
+					const width = kernel.SliverWidth
+					got := make([]float32, (rows+width-1)/width*n*width)
+					for i := range got {
+						got[i] = float32(math.NaN())
+					}
+					set.PackColumns(got, to, toStride, rows, n)
+					for j := 0; j < rows; j += width {
+						want := make([]float32, n*width)
+						set.PackSliver(want, b[j*stride:], stride, min(width, rows-j), n)
+						require.Equal(t, want, got[j*n:j*n+n*width], "%d columns of %d rows, from %d on", rows, n, j)
 					}
 				}
 			}

@@ -10,6 +10,7 @@ const (
 	depth = 512
 	high  = 48
 	tall  = 128
+	wide  = 4 * width  // columns that a worker lays out at a time
 	apart = depth + 16 // the distance of rows
 )
 
@@ -32,8 +33,9 @@ func (s *Solver) addProduct(h []float32, x []float32, rows int, y []float32, col
 	}
 	slivers := (cols + width - 1) / width
 	s.slivers = room(s.slivers, slivers*width*m)
-	s.Run(slivers, func(j int, _ *Scratch) {
-		s.kernels.PackColumns(s.slivers[j*width*m:], y[j*width:], cols, min(width, cols-j*width), m)
+	s.Run((cols+wide-1)/wide, func(part int, _ *Scratch) {
+		j := part * wide
+		s.kernels.PackColumns(s.slivers[j*m:], y[j:], cols, min(wide, cols-j), m)
 	})
 	s.Run((rows+high-1)/high, func(block int, w *Scratch) {
 		i := block * high
