@@ -134,27 +134,27 @@ func tokensAVX2[T any](p panelArgs, q []T, t, end int, one, two, four panelLoop[
 }
 
 // tableLoop is the signature of the loops over panels with a table.
-type tableLoop func(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks, span, groups int, table *byte)
+type tableLoop func(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks, span, groups int, table *byte)
 
-// tableLoops gives the loops of a scheme for one and for four tokens.
-func tableLoops(s packed.Scheme) (one, four tableLoop) {
+// tableLoops gives the loops of a scheme: for one token and one panel, for one token and two panels, for four tokens and one panel.
+func tableLoops(s packed.Scheme) (one, two, four tableLoop) {
 	group := 0
 	if s.TwoLevel {
 		group = s.Group
 	}
 	switch {
 	case s.Bits == 3 && group == 0:
-		return avx2Table3x0x1, avx2Table3x0x4
+		return avx2Table3x0x1x1, avx2Table3x0x2x1, avx2Table3x0x1x4
 	case s.Bits == 3 && group == 32:
-		return avx2Table3x32x1, avx2Table3x32x4
+		return avx2Table3x32x1x1, avx2Table3x32x2x1, avx2Table3x32x1x4
 	case s.Bits == 3:
-		return avx2Table3x16x1, avx2Table3x16x4
+		return avx2Table3x16x1x1, avx2Table3x16x2x1, avx2Table3x16x1x4
 	case group == 0:
-		return avx2Table4x0x1, avx2Table4x0x4
+		return avx2Table4x0x1x1, avx2Table4x0x2x1, avx2Table4x0x1x4
 	case group == 32:
-		return avx2Table4x32x1, avx2Table4x32x4
+		return avx2Table4x32x1x1, avx2Table4x32x2x1, avx2Table4x32x1x4
 	}
-	return avx2Table4x16x1, avx2Table4x16x4
+	return avx2Table4x16x1x1, avx2Table4x16x2x1, avx2Table4x16x1x4
 }
 
 func dotAVX2(x, y []float32) float32 {

@@ -29,8 +29,8 @@ func table(m packed.Matrix) []byte {
 	return even[m.Scheme.Bits-3][:]
 }
 
-// tableGeneric defines the product of a panel whose codes stand for the entries of a table: in each group the integers
-// Σ table[code]·q are exact and then scaled; groups of 16 are half a block.
+// tableGeneric defines the product of a panel whose codes stand for the entries of a table: in each block the integer
+// Σ table[code]·q, where scales have two levels each term times the integer of its group, is exact and then scaled.
 func tableGeneric(p panelArgs) {
 	// The loops are those of panelGeneric: one for both would call by a variable, and acc would be allocated for each.
 	size := p.scheme.PanelBytes(p.cols)
@@ -57,15 +57,18 @@ func tableToken(acc *[packed.Panel]float32, p panelArgs, data []byte, t int) {
 			block := data[:s.BlockBytes()]
 			data = data[len(block):]
 			x := (*[packed.Block]int8)(q[col+b:])
+			var dots [packed.Panel]int32
 			for from := 0; from < min(packed.Block, n-b); from += group {
-				dots := tableDots((*[16]byte)(p.table), block, x, s.Bits, from, from+group)
-				for r, d := range dots {
-					f := half.F16ToF32(binary.LittleEndian.Uint16(head[2*r:]))
+				for r, d := range tableDots((*[16]byte)(p.table), block, x, s.Bits, from, from+group) {
 					if s.TwoLevel {
-						f *= float32(packed.SubScale(head[2*packed.Panel:], s.Groups(n), (b+from)/s.Group, r))
+						d *= int32(packed.SubScale(head[2*packed.Panel:], s.Groups(n), (b+from)/s.Group, r))
 					}
-					acc[r] += float32(f*scale[(col+b)/packed.Block]) * float32(d)
+					dots[r] += d
 				}
+			}
+			for r, d := range dots {
+				f := half.F16ToF32(binary.LittleEndian.Uint16(head[2*r:]))
+				acc[r] += float32(f*scale[(col+b)/packed.Block]) * float32(d)
 			}
 		}
 		col += n

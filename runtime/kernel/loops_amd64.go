@@ -94,65 +94,95 @@ func avx512Panel8x1(out *float32, outStride int, data *byte, panelStride int, q 
 //go:noescape
 func avx512Panel8x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
 
-// avx2Table3x0x1 multiplies a panel of 3-bit codes with 1 tokens; outStride is in bytes, span in blocks.
+// avx2Table3x0x1x1 multiplies panels of 3-bit codes (1 at once) with 1 tokens; strides are in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table3x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+func avx2Table3x0x1x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
-// avx2Table3x0x4 multiplies a panel of 3-bit codes with 4 tokens; outStride is in bytes, span in blocks.
+// avx2Table3x0x2x1 multiplies panels of 3-bit codes (2 at once) with 1 tokens; strides are in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table3x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+func avx2Table3x0x2x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
-// avx2Table3x32x1 multiplies a panel of 3-bit codes with 1 tokens; outStride is in bytes, span in blocks.
+// avx2Table3x0x1x4 multiplies panels of 3-bit codes (1 at once) with 4 tokens; strides are in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table3x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+func avx2Table3x0x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
-// avx2Table3x32x4 multiplies a panel of 3-bit codes with 4 tokens; outStride is in bytes, span in blocks.
+// avx2Table3x32x1x1 multiplies panels of 3-bit codes (1 at once) with 1 tokens; strides are in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table3x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+func avx2Table3x32x1x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
-// avx2Table3x16x1 multiplies a panel of 3-bit codes with 1 tokens; outStride is in bytes, span in blocks.
+// avx2Table3x32x2x1 multiplies panels of 3-bit codes (2 at once) with 1 tokens; strides are in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table3x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+func avx2Table3x32x2x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
-// avx2Table3x16x4 multiplies a panel of 3-bit codes with 4 tokens; outStride is in bytes, span in blocks.
+// avx2Table3x32x1x4 multiplies panels of 3-bit codes (1 at once) with 4 tokens; strides are in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table3x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+func avx2Table3x32x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
-// avx2Table4x0x1 multiplies a panel of 4-bit codes with 1 tokens; outStride is in bytes, span in blocks.
+// avx2Table3x16x1x1 multiplies panels of 3-bit codes (1 at once) with 1 tokens; strides are in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table4x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+func avx2Table3x16x1x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
-// avx2Table4x0x4 multiplies a panel of 4-bit codes with 4 tokens; outStride is in bytes, span in blocks.
+// avx2Table3x16x2x1 multiplies panels of 3-bit codes (2 at once) with 1 tokens; strides are in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table4x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+func avx2Table3x16x2x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
-// avx2Table4x32x1 multiplies a panel of 4-bit codes with 1 tokens; outStride is in bytes, span in blocks.
+// avx2Table3x16x1x4 multiplies panels of 3-bit codes (1 at once) with 4 tokens; strides are in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table4x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+func avx2Table3x16x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
-// avx2Table4x32x4 multiplies a panel of 4-bit codes with 4 tokens; outStride is in bytes, span in blocks.
+// avx2Table4x0x1x1 multiplies panels of 4-bit codes (1 at once) with 1 tokens; strides are in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table4x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+func avx2Table4x0x1x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
-// avx2Table4x16x1 multiplies a panel of 4-bit codes with 1 tokens; outStride is in bytes, span in blocks.
+// avx2Table4x0x2x1 multiplies panels of 4-bit codes (2 at once) with 1 tokens; strides are in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table4x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+func avx2Table4x0x2x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
-// avx2Table4x16x4 multiplies a panel of 4-bit codes with 4 tokens; outStride is in bytes, span in blocks.
+// avx2Table4x0x1x4 multiplies panels of 4-bit codes (1 at once) with 4 tokens; strides are in bytes, span in blocks.
 //
 //go:noescape
-func avx2Table4x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+func avx2Table4x0x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+
+// avx2Table4x32x1x1 multiplies panels of 4-bit codes (1 at once) with 1 tokens; strides are in bytes, span in blocks.
+//
+//go:noescape
+func avx2Table4x32x1x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+
+// avx2Table4x32x2x1 multiplies panels of 4-bit codes (2 at once) with 1 tokens; strides are in bytes, span in blocks.
+//
+//go:noescape
+func avx2Table4x32x2x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+
+// avx2Table4x32x1x4 multiplies panels of 4-bit codes (1 at once) with 4 tokens; strides are in bytes, span in blocks.
+//
+//go:noescape
+func avx2Table4x32x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+
+// avx2Table4x16x1x1 multiplies panels of 4-bit codes (1 at once) with 1 tokens; strides are in bytes, span in blocks.
+//
+//go:noescape
+func avx2Table4x16x1x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+
+// avx2Table4x16x2x1 multiplies panels of 4-bit codes (2 at once) with 1 tokens; strides are in bytes, span in blocks.
+//
+//go:noescape
+func avx2Table4x16x2x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+
+// avx2Table4x16x1x4 multiplies panels of 4-bit codes (1 at once) with 4 tokens; strides are in bytes, span in blocks.
+//
+//go:noescape
+func avx2Table4x16x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
 // avx2Widen3x0 looks up blocks of 3-bit codes of a panel, for one of two panels in turn; span is in blocks.
 //
@@ -189,15 +219,10 @@ func avx2Widen4x16(to *float32, data *byte, blocks int, span int, groups int, ta
 //go:noescape
 func avx2ArrangeWide(to *uint32, q *int8, scale *float32, blocks int)
 
-// avx2WideWhole multiplies two panels' weights, as the loops above lay them out, with tokens by fours, as avx2ArrangeWide does, and sets out to the sums with sums, 16 a token, or without where it is nil; strides are in bytes, xStride from four to four.
+// avx2Wide multiplies two panels' weights, as the loops above lay them out, with tokens by fours, as avx2ArrangeWide does, and sets out to the sums with sums, 16 a token, or without where it is nil; strides are in bytes, xStride from four to four.
 //
 //go:noescape
-func avx2WideWhole(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride int, fours int, blocks int)
-
-// avx2WideHalf multiplies two panels' weights, as the loops above lay them out, with tokens by fours, as avx2ArrangeWide does, and sets out to the sums with sums, 16 a token, or without where it is nil; strides are in bytes, xStride from four to four.
-//
-//go:noescape
-func avx2WideHalf(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride int, fours int, blocks int)
+func avx2Wide(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride int, fours int, blocks int)
 
 // avx2Sliver1 multiplies 1 rows of n float32, n not 0, with a sliver, and adds to out what was there if add is set; strides are in bytes.
 //

@@ -264,35 +264,65 @@ DATA thirdBits<>+24(SB)/4, $0x04040404
 DATA thirdBits<>+28(SB)/4, $0x04040404
 GLOBL thirdBits<>(SB), RODATA|NOPTR, $32
 
-DATA subBias<>+0(SB)/4, $0x00000020
-DATA subBias<>+4(SB)/4, $0x00000020
-DATA subBias<>+8(SB)/4, $0x00000020
-DATA subBias<>+12(SB)/4, $0x00000020
-DATA subBias<>+16(SB)/4, $0x00000020
-DATA subBias<>+20(SB)/4, $0x00000020
-DATA subBias<>+24(SB)/4, $0x00000020
-DATA subBias<>+28(SB)/4, $0x00000020
+DATA subBias<>+0(SB)/4, $0x20202020
+DATA subBias<>+4(SB)/4, $0x20202020
+DATA subBias<>+8(SB)/4, $0x20202020
+DATA subBias<>+12(SB)/4, $0x20202020
+DATA subBias<>+16(SB)/4, $0x20202020
+DATA subBias<>+20(SB)/4, $0x20202020
+DATA subBias<>+24(SB)/4, $0x20202020
+DATA subBias<>+28(SB)/4, $0x20202020
 GLOBL subBias<>(SB), RODATA|NOPTR, $32
 
-DATA lowNibble<>+0(SB)/4, $0x0000000f
-DATA lowNibble<>+4(SB)/4, $0x0000000f
-DATA lowNibble<>+8(SB)/4, $0x0000000f
-DATA lowNibble<>+12(SB)/4, $0x0000000f
-DATA lowNibble<>+16(SB)/4, $0x0000000f
-DATA lowNibble<>+20(SB)/4, $0x0000000f
-DATA lowNibble<>+24(SB)/4, $0x0000000f
-DATA lowNibble<>+28(SB)/4, $0x0000000f
-GLOBL lowNibble<>(SB), RODATA|NOPTR, $32
+DATA lowNibbles<>+0(SB)/4, $0x0f0f0f0f
+DATA lowNibbles<>+4(SB)/4, $0x0f0f0f0f
+DATA lowNibbles<>+8(SB)/4, $0x0f0f0f0f
+DATA lowNibbles<>+12(SB)/4, $0x0f0f0f0f
+DATA lowNibbles<>+16(SB)/4, $0x0f0f0f0f
+DATA lowNibbles<>+20(SB)/4, $0x0f0f0f0f
+DATA lowNibbles<>+24(SB)/4, $0x0f0f0f0f
+DATA lowNibbles<>+28(SB)/4, $0x0f0f0f0f
+GLOBL lowNibbles<>(SB), RODATA|NOPTR, $32
 
-DATA lowPair<>+0(SB)/4, $0x00000003
-DATA lowPair<>+4(SB)/4, $0x00000003
-DATA lowPair<>+8(SB)/4, $0x00000003
-DATA lowPair<>+12(SB)/4, $0x00000003
-DATA lowPair<>+16(SB)/4, $0x00000003
-DATA lowPair<>+20(SB)/4, $0x00000003
-DATA lowPair<>+24(SB)/4, $0x00000003
-DATA lowPair<>+28(SB)/4, $0x00000003
-GLOBL lowPair<>(SB), RODATA|NOPTR, $32
+DATA lowPairs<>+0(SB)/4, $0x03030303
+DATA lowPairs<>+4(SB)/4, $0x03030303
+DATA lowPairs<>+8(SB)/4, $0x03030303
+DATA lowPairs<>+12(SB)/4, $0x03030303
+DATA lowPairs<>+16(SB)/4, $0x03030303
+DATA lowPairs<>+20(SB)/4, $0x03030303
+DATA lowPairs<>+24(SB)/4, $0x03030303
+DATA lowPairs<>+28(SB)/4, $0x03030303
+GLOBL lowPairs<>(SB), RODATA|NOPTR, $32
+
+DATA nibbleShifts<>+0(SB)/4, $0x00000000
+DATA nibbleShifts<>+4(SB)/4, $0x00000000
+DATA nibbleShifts<>+8(SB)/4, $0x00000004
+DATA nibbleShifts<>+12(SB)/4, $0x00000000
+DATA nibbleShifts<>+16(SB)/4, $0x00000000
+DATA nibbleShifts<>+20(SB)/4, $0x00000000
+DATA nibbleShifts<>+24(SB)/4, $0x00000004
+DATA nibbleShifts<>+28(SB)/4, $0x00000000
+GLOBL nibbleShifts<>(SB), RODATA|NOPTR, $32
+
+DATA pairShifts<>+0(SB)/4, $0x00000000
+DATA pairShifts<>+4(SB)/4, $0x00000000
+DATA pairShifts<>+8(SB)/4, $0x00000002
+DATA pairShifts<>+12(SB)/4, $0x00000000
+DATA pairShifts<>+16(SB)/4, $0x00000004
+DATA pairShifts<>+20(SB)/4, $0x00000000
+DATA pairShifts<>+24(SB)/4, $0x00000006
+DATA pairShifts<>+28(SB)/4, $0x00000000
+GLOBL pairShifts<>(SB), RODATA|NOPTR, $32
+
+DATA subPairs<>+0(SB)/4, $0x00800080
+DATA subPairs<>+4(SB)/4, $0x01800180
+DATA subPairs<>+8(SB)/4, $0x02800280
+DATA subPairs<>+12(SB)/4, $0x03800380
+DATA subPairs<>+16(SB)/4, $0x04800480
+DATA subPairs<>+20(SB)/4, $0x05800580
+DATA subPairs<>+24(SB)/4, $0x06800680
+DATA subPairs<>+28(SB)/4, $0x07800780
+GLOBL subPairs<>(SB), RODATA|NOPTR, $32
 
 // func avx2Quantize(q *int8, scale *float32, sum *float32, x *float32, blocks int)
 // Requires: AVX, AVX2
@@ -4097,26 +4127,26 @@ w8x4block:
 	VZEROUPPER
 	RET
 
-// func avx2Table3x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// func avx2Table3x0x1x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
-TEXT ·avx2Table3x0x1(SB), NOSPLIT, $0-72
+TEXT ·avx2Table3x0x1x1(SB), NOSPLIT, $0-80
 	MOVQ           data+16(FP), AX
-	MOVQ           q+24(FP), CX
-	MOVQ           scale+32(FP), DX
-	MOVQ           blocks+40(FP), BX
-	VXORPS         Y0, Y0, Y0
-	MOVQ           table+64(FP), SI
-	VBROADCASTI128 (SI), Y2
+	MOVQ           q+32(FP), CX
+	MOVQ           scale+40(FP), DX
+	MOVQ           blocks+48(FP), BX
+	VXORPS         Y2, Y2, Y2
+	MOVQ           table+72(FP), SI
+	VBROADCASTI128 (SI), Y0
 
-t3x0x1span:
-	MOVQ      span+48(FP), SI
+t3x0x1x1span:
+	MOVQ      span+56(FP), SI
 	CMPQ      SI, BX
 	CMOVQGT   BX, SI
 	SUBQ      SI, BX
 	VCVTPH2PS (AX), Y1
 	ADDQ      $0x10, AX
 
-t3x0x1block:
+t3x0x1x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
 	VMOVDQU      (AX), Y4
@@ -4125,7 +4155,7 @@ t3x0x1block:
 	VPSLLW       $0x02, Y6, Y6
 	VPAND        thirdBits<>+0(SB), Y6, Y6
 	VPOR         Y6, Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD (CX), Y6
 	VPSIGNB      Y4, Y6, Y6
@@ -4137,7 +4167,7 @@ t3x0x1block:
 	VPSLLW       $0x01, Y6, Y6
 	VPAND        thirdBits<>+0(SB), Y6, Y6
 	VPOR         Y6, Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 4(CX), Y6
 	VPSIGNB      Y4, Y6, Y6
@@ -4150,7 +4180,7 @@ t3x0x1block:
 	VMOVDQU      64(AX), Y6
 	VPAND        thirdBits<>+0(SB), Y6, Y6
 	VPOR         Y6, Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 8(CX), Y6
 	VPSIGNB      Y4, Y6, Y6
@@ -4164,7 +4194,7 @@ t3x0x1block:
 	VPSRLW       $0x01, Y6, Y6
 	VPAND        thirdBits<>+0(SB), Y6, Y6
 	VPOR         Y6, Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 12(CX), Y6
 	VPSIGNB      Y4, Y6, Y6
@@ -4178,7 +4208,7 @@ t3x0x1block:
 	VPSRLW       $0x02, Y6, Y6
 	VPAND        thirdBits<>+0(SB), Y6, Y6
 	VPOR         Y6, Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 16(CX), Y6
 	VPSIGNB      Y4, Y6, Y6
@@ -4192,7 +4222,7 @@ t3x0x1block:
 	VPSRLW       $0x03, Y6, Y6
 	VPAND        thirdBits<>+0(SB), Y6, Y6
 	VPOR         Y6, Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 20(CX), Y6
 	VPSIGNB      Y4, Y6, Y6
@@ -4206,7 +4236,7 @@ t3x0x1block:
 	VPSRLW       $0x04, Y6, Y6
 	VPAND        thirdBits<>+0(SB), Y6, Y6
 	VPOR         Y6, Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 24(CX), Y6
 	VPSIGNB      Y4, Y6, Y6
@@ -4220,57 +4250,317 @@ t3x0x1block:
 	VPSRLW       $0x05, Y6, Y6
 	VPAND        thirdBits<>+0(SB), Y6, Y6
 	VPOR         Y6, Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 28(CX), Y6
 	VPSIGNB      Y4, Y6, Y6
 	VPMADDUBSW   Y6, Y5, Y6
 	VPMADDWD     ones<>+0(SB), Y6, Y6
 	VPADDD       Y6, Y3, Y3
-	VCVTDQ2PS    Y3, Y3
 	VBROADCASTSS (DX), Y4
+	VCVTDQ2PS    Y3, Y3
 	VMULPS       Y4, Y1, Y4
-	VFMADD231PS  Y3, Y4, Y0
+	VFMADD231PS  Y3, Y4, Y2
 	ADDQ         $0x00000060, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
 	DECQ         SI
-	JNE          t3x0x1block
+	JNE          t3x0x1x1block
 	TESTQ        BX, BX
-	JNE          t3x0x1span
+	JNE          t3x0x1x1span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y0, (AX)
+	VMOVUPS      Y2, (AX)
 	VZEROUPPER
 	RET
 
-// func avx2Table3x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3
-TEXT ·avx2Table3x0x4(SB), NOSPLIT, $0-72
+// func avx2Table3x0x2x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table3x0x2x1(SB), NOSPLIT, $0-80
 	MOVQ           data+16(FP), AX
-	MOVQ           q+24(FP), CX
-	MOVQ           scale+32(FP), DX
-	MOVQ           blocks+40(FP), BX
+	MOVQ           dataStride+24(FP), CX
+	ADDQ           AX, CX
+	MOVQ           q+32(FP), DX
+	MOVQ           scale+40(FP), BX
+	MOVQ           blocks+48(FP), SI
+	VXORPS         Y3, Y3, Y3
+	VXORPS         Y4, Y4, Y4
+	MOVQ           table+72(FP), DI
+	VBROADCASTI128 (DI), Y0
+
+t3x0x2x1span:
+	MOVQ      span+56(FP), DI
+	CMPQ      DI, SI
+	CMOVQGT   SI, DI
+	SUBQ      DI, SI
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+	VCVTPH2PS (CX), Y2
+	ADDQ      $0x10, CX
+
+t3x0x2x1block:
+	PREFETCHT0   2048(AX)
+	PREFETCHT0   2112(AX)
+	PREFETCHT0   2048(CX)
+	PREFETCHT0   2112(CX)
+	VPBROADCASTD (DX), Y10
+	VMOVDQU      (AX), Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(AX), Y9
+	VPSLLW       $0x02, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y5
+	VMOVDQU      (CX), Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(CX), Y9
+	VPSLLW       $0x02, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y6
+	VPBROADCASTD 4(DX), Y10
+	VMOVDQU      32(AX), Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(AX), Y9
+	VPSLLW       $0x01, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y5, Y5
+	VMOVDQU      32(CX), Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(CX), Y9
+	VPSLLW       $0x01, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y6, Y6
+	VPBROADCASTD 8(DX), Y10
+	VMOVDQU      (AX), Y7
+	VPSRLW       $0x02, Y7, Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(AX), Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y5, Y5
+	VMOVDQU      (CX), Y7
+	VPSRLW       $0x02, Y7, Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(CX), Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y6, Y6
+	VPBROADCASTD 12(DX), Y10
+	VMOVDQU      32(AX), Y7
+	VPSRLW       $0x02, Y7, Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(AX), Y9
+	VPSRLW       $0x01, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y5, Y5
+	VMOVDQU      32(CX), Y7
+	VPSRLW       $0x02, Y7, Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(CX), Y9
+	VPSRLW       $0x01, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y6, Y6
+	VPBROADCASTD 16(DX), Y10
+	VMOVDQU      (AX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(AX), Y9
+	VPSRLW       $0x02, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y5, Y5
+	VMOVDQU      (CX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(CX), Y9
+	VPSRLW       $0x02, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y6, Y6
+	VPBROADCASTD 20(DX), Y10
+	VMOVDQU      32(AX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(AX), Y9
+	VPSRLW       $0x03, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y5, Y5
+	VMOVDQU      32(CX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(CX), Y9
+	VPSRLW       $0x03, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y6, Y6
+	VPBROADCASTD 24(DX), Y10
+	VMOVDQU      (AX), Y7
+	VPSRLW       $0x06, Y7, Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(AX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y5, Y5
+	VMOVDQU      (CX), Y7
+	VPSRLW       $0x06, Y7, Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(CX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y6, Y6
+	VPBROADCASTD 28(DX), Y10
+	VMOVDQU      32(AX), Y7
+	VPSRLW       $0x06, Y7, Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(AX), Y9
+	VPSRLW       $0x05, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y5, Y5
+	VMOVDQU      32(CX), Y7
+	VPSRLW       $0x06, Y7, Y7
+	VPAND        twoBits<>+0(SB), Y7, Y7
+	VMOVDQU      64(CX), Y9
+	VPSRLW       $0x05, Y9, Y9
+	VPAND        thirdBits<>+0(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y10, Y9
+	VPMADDUBSW   Y9, Y8, Y9
+	VPMADDWD     ones<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y6, Y6
+	VBROADCASTSS (BX), Y7
+	VCVTDQ2PS    Y5, Y5
+	VMULPS       Y7, Y1, Y8
+	VFMADD231PS  Y5, Y8, Y3
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y7, Y2, Y8
+	VFMADD231PS  Y6, Y8, Y4
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x00000060, CX
+	ADDQ         $0x20, DX
+	ADDQ         $0x04, BX
+	DECQ         DI
+	JNE          t3x0x2x1block
+	TESTQ        SI, SI
+	JNE          t3x0x2x1span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y4, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table3x0x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3
+TEXT ·avx2Table3x0x1x4(SB), NOSPLIT, $0-80
+	MOVQ           data+16(FP), AX
+	MOVQ           q+32(FP), CX
+	MOVQ           scale+40(FP), DX
+	MOVQ           blocks+48(FP), BX
 	MOVQ           BX, SI
 	SHLQ           $0x05, SI
 	MOVQ           BX, DI
 	SHLQ           $0x02, DI
-	VXORPS         Y0, Y0, Y0
-	VXORPS         Y1, Y1, Y1
 	VXORPS         Y2, Y2, Y2
 	VXORPS         Y3, Y3, Y3
-	MOVQ           table+64(FP), R8
-	VBROADCASTI128 (R8), Y5
+	VXORPS         Y4, Y4, Y4
+	VXORPS         Y5, Y5, Y5
+	MOVQ           table+72(FP), R8
+	VBROADCASTI128 (R8), Y0
 
-t3x0x4span:
-	MOVQ      span+48(FP), R8
+t3x0x1x4span:
+	MOVQ      span+56(FP), R8
 	CMPQ      R8, BX
 	CMOVQGT   BX, R8
 	SUBQ      R8, BX
-	VCVTPH2PS (AX), Y4
+	VCVTPH2PS (AX), Y1
 	ADDQ      $0x10, AX
 
-t3x0x4block:
+t3x0x1x4block:
 	LEAQ         (CX)(SI*2), R9
 	VMOVDQU      (AX), Y10
 	VPAND        twoBits<>+0(SB), Y10, Y10
@@ -4278,7 +4568,7 @@ t3x0x4block:
 	VPSLLW       $0x02, Y12, Y12
 	VPAND        thirdBits<>+0(SB), Y12, Y12
 	VPOR         Y12, Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD (CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -4302,7 +4592,7 @@ t3x0x4block:
 	VPSLLW       $0x01, Y12, Y12
 	VPAND        thirdBits<>+0(SB), Y12, Y12
 	VPOR         Y12, Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 4(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -4330,7 +4620,7 @@ t3x0x4block:
 	VMOVDQU      64(AX), Y12
 	VPAND        thirdBits<>+0(SB), Y12, Y12
 	VPOR         Y12, Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 8(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -4359,7 +4649,7 @@ t3x0x4block:
 	VPSRLW       $0x01, Y12, Y12
 	VPAND        thirdBits<>+0(SB), Y12, Y12
 	VPOR         Y12, Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 12(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -4381,7 +4671,6 @@ t3x0x4block:
 	VPMADDUBSW   Y12, Y11, Y12
 	VPMADDWD     ones<>+0(SB), Y12, Y12
 	VPADDD       Y12, Y9, Y9
-	LEAQ         (CX)(SI*2), R9
 	VMOVDQU      (AX), Y10
 	VPSRLW       $0x04, Y10, Y10
 	VPAND        twoBits<>+0(SB), Y10, Y10
@@ -4389,7 +4678,7 @@ t3x0x4block:
 	VPSRLW       $0x02, Y12, Y12
 	VPAND        thirdBits<>+0(SB), Y12, Y12
 	VPOR         Y12, Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 16(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -4418,7 +4707,7 @@ t3x0x4block:
 	VPSRLW       $0x03, Y12, Y12
 	VPAND        thirdBits<>+0(SB), Y12, Y12
 	VPOR         Y12, Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 20(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -4447,7 +4736,7 @@ t3x0x4block:
 	VPSRLW       $0x04, Y12, Y12
 	VPAND        thirdBits<>+0(SB), Y12, Y12
 	VPOR         Y12, Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 24(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -4476,7 +4765,7 @@ t3x0x4block:
 	VPSRLW       $0x05, Y12, Y12
 	VPAND        thirdBits<>+0(SB), Y12, Y12
 	VPOR         Y12, Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 28(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -4499,1336 +4788,2045 @@ t3x0x4block:
 	VPMADDWD     ones<>+0(SB), Y12, Y12
 	VPADDD       Y12, Y9, Y9
 	LEAQ         (DX)(DI*2), R9
-	VCVTDQ2PS    Y6, Y6
 	VBROADCASTSS (DX), Y10
-	VMULPS       Y10, Y4, Y10
-	VFMADD231PS  Y6, Y10, Y0
-	VCVTDQ2PS    Y7, Y7
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y10, Y1, Y10
+	VFMADD231PS  Y6, Y10, Y2
 	VBROADCASTSS (DX)(DI*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y7, Y6, Y1
-	VCVTDQ2PS    Y8, Y8
+	VCVTDQ2PS    Y7, Y7
+	VMULPS       Y6, Y1, Y6
+	VFMADD231PS  Y7, Y6, Y3
 	VBROADCASTSS (DX)(DI*2), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y8, Y6, Y2
-	VCVTDQ2PS    Y9, Y9
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y6, Y1, Y6
+	VFMADD231PS  Y8, Y6, Y4
 	VBROADCASTSS (R9)(DI*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y9, Y6, Y3
+	VCVTDQ2PS    Y9, Y9
+	VMULPS       Y6, Y1, Y6
+	VFMADD231PS  Y9, Y6, Y5
 	ADDQ         $0x00000060, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
 	DECQ         R8
-	JNE          t3x0x4block
+	JNE          t3x0x1x4block
 	TESTQ        BX, BX
-	JNE          t3x0x4span
+	JNE          t3x0x1x4span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y0, (AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y1, (AX)
-	ADDQ         CX, AX
 	VMOVUPS      Y2, (AX)
 	ADDQ         CX, AX
+	VMOVUPS      Y3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y5, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table3x32x1x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table3x32x1x1(SB), NOSPLIT, $128-80
+	MOVQ           data+16(FP), AX
+	MOVQ           q+32(FP), CX
+	MOVQ           scale+40(FP), DX
+	MOVQ           blocks+48(FP), BX
+	MOVQ           groups+64(FP), SI
+	VXORPS         Y3, Y3, Y3
+	MOVQ           table+72(FP), DI
+	VBROADCASTI128 (DI), Y0
+
+t3x32x1x1span:
+	MOVQ      span+56(FP), R8
+	CMPQ      R8, BX
+	CMOVQGT   BX, R8
+	SUBQ      R8, BX
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+	MOVQ      $0x0000000000000008, R9
+	CMPQ      R9, SI
+	CMOVQGT   SI, R9
+	SUBQ      R9, SI
+	LEAQ      1(R9), DI
+	SHRQ      $0x01, DI
+	SHLQ      $0x03, DI
+	LEAQ      3(R9), R9
+	SHRQ      $0x02, R9
+	LEAQ      (AX)(DI*1), R10
+	LEAQ      (SP), DI
+
+t3x32x1x1spread0:
+	VPERMQ       $0x50, (AX), Y2
+	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
+	VPAND        lowNibbles<>+0(SB), Y2, Y2
+	VPBROADCASTQ (R10), Y4
+	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
+	VPAND        lowPairs<>+0(SB), Y4, Y4
+	VPSLLW       $0x04, Y4, Y4
+	VPOR         Y4, Y2, Y2
+	VPSUBB       subBias<>+0(SB), Y2, Y2
+	VMOVDQU      Y2, (DI)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R10
+	ADDQ         $0x20, DI
+	DECQ         R9
+	JNE          t3x32x1x1spread0
+	MOVQ         R10, AX
+	LEAQ         (SP), DI
+
+t3x32x1x1block:
+	PREFETCHT0   2048(AX)
+	PREFETCHT0   2112(AX)
+	VPBROADCASTQ (DI), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, DI
+	VMOVDQU      (AX), Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSLLW       $0x02, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD (CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y4
+	VMOVDQU      32(AX), Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSLLW       $0x01, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 4(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VMOVDQU      (AX), Y5
+	VPSRLW       $0x02, Y5, Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 8(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VMOVDQU      32(AX), Y5
+	VPSRLW       $0x02, Y5, Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSRLW       $0x01, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 12(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VMOVDQU      (AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSRLW       $0x02, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 16(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VMOVDQU      32(AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSRLW       $0x03, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 20(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VMOVDQU      (AX), Y5
+	VPSRLW       $0x06, Y5, Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 24(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VMOVDQU      32(AX), Y5
+	VPSRLW       $0x06, Y5, Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSRLW       $0x05, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 28(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VBROADCASTSS (DX), Y2
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y4, Y2, Y3
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         R8
+	JNE          t3x32x1x1block
+	TESTQ        BX, BX
+	JNE          t3x32x1x1span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
 	VMOVUPS      Y3, (AX)
 	VZEROUPPER
 	RET
 
-// func avx2Table3x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// func avx2Table3x32x2x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
-TEXT ·avx2Table3x32x1(SB), NOSPLIT, $512-72
+TEXT ·avx2Table3x32x2x1(SB), NOSPLIT, $256-80
 	MOVQ           data+16(FP), AX
-	MOVQ           q+24(FP), CX
-	MOVQ           scale+32(FP), DX
-	MOVQ           blocks+40(FP), BX
-	MOVQ           groups+56(FP), SI
-	VXORPS         Y0, Y0, Y0
-	MOVQ           table+64(FP), DI
-	VBROADCASTI128 (DI), Y2
+	MOVQ           dataStride+24(FP), CX
+	ADDQ           AX, CX
+	MOVQ           q+32(FP), DX
+	MOVQ           scale+40(FP), BX
+	MOVQ           blocks+48(FP), SI
+	MOVQ           groups+64(FP), DI
+	VXORPS         Y5, Y5, Y5
+	VXORPS         Y6, Y6, Y6
+	MOVQ           table+72(FP), R8
+	VBROADCASTI128 (R8), Y0
 
-t3x32x1span:
-	MOVQ      span+48(FP), DI
-	CMPQ      DI, BX
-	CMOVQGT   BX, DI
-	SUBQ      DI, BX
+t3x32x2x1span:
+	MOVQ      span+56(FP), R9
+	CMPQ      R9, SI
+	CMOVQGT   SI, R9
+	SUBQ      R9, SI
 	VCVTPH2PS (AX), Y1
 	ADDQ      $0x10, AX
+	VCVTPH2PS (CX), Y2
+	ADDQ      $0x10, CX
 	MOVQ      $0x0000000000000008, R8
-	CMPQ      R8, SI
-	CMOVQGT   SI, R8
-	SUBQ      R8, SI
-	LEAQ      1(R8), R9
-	SHRQ      $0x01, R9
-	SHLQ      $0x03, R9
-	MOVQ      AX, R10
-	ADDQ      AX, R9
-	LEAQ      3(R8), R8
-	SHRQ      $0x02, R8
-	LEAQ      (R9)(R8*8), AX
-	LEAQ      (SP), R11
-
-t3x32x1spread:
-	VPMOVZXBD (R10), Y3
-	VPMOVZXBD 8(R10), Y4
-	VPMOVZXBD (R9), Y5
-	VPAND     lowNibble<>+0(SB), Y3, Y6
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, (R11)
-	VPSRLD    $0x04, Y3, Y3
-	VPAND     lowNibble<>+0(SB), Y3, Y6
-	VPSRLD    $0x02, Y5, Y5
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, 32(R11)
-	VPAND     lowNibble<>+0(SB), Y4, Y6
-	VPSRLD    $0x02, Y5, Y5
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, 64(R11)
-	VPSRLD    $0x04, Y4, Y4
-	VPAND     lowNibble<>+0(SB), Y4, Y6
-	VPSRLD    $0x02, Y5, Y5
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, 96(R11)
-	ADDQ      $0x10, R10
-	ADDQ      $0x08, R9
-	ADDQ      $0x00000080, R11
-	DECQ      R8
-	JNE       t3x32x1spread
-	LEAQ      (SP), R8
-
-t3x32x1block:
-	PREFETCHT0   2048(AX)
-	PREFETCHT0   2112(AX)
-	VMOVDQU      (AX), Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSLLW       $0x02, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD (CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y3
-	VMOVDQU      32(AX), Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSLLW       $0x01, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 4(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      (AX), Y1
-	VPSRLW       $0x02, Y1, Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 8(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      32(AX), Y1
-	VPSRLW       $0x02, Y1, Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSRLW       $0x01, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 12(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      (AX), Y1
-	VPSRLW       $0x04, Y1, Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSRLW       $0x02, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 16(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      32(AX), Y1
-	VPSRLW       $0x04, Y1, Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSRLW       $0x03, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 20(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      (AX), Y1
-	VPSRLW       $0x06, Y1, Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSRLW       $0x04, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 24(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      32(AX), Y1
-	VPSRLW       $0x06, Y1, Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSRLW       $0x05, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 28(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVUPS      (R8), Y1
-	ADDQ         $0x20, R8
-	VCVTDQ2PS    Y3, Y3
-	VBROADCASTSS (DX), Y4
-	VMULPS       Y4, Y1, Y4
-	VFMADD231PS  Y3, Y4, Y0
-	ADDQ         $0x00000060, AX
-	ADDQ         $0x20, CX
-	ADDQ         $0x04, DX
-	DECQ         DI
-	JNE          t3x32x1block
-	TESTQ        BX, BX
-	JNE          t3x32x1span
-	MOVQ         out+0(FP), AX
-	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y0, (AX)
-	VZEROUPPER
-	RET
-
-// func avx2Table3x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3
-TEXT ·avx2Table3x32x4(SB), NOSPLIT, $512-72
-	MOVQ           data+16(FP), AX
-	MOVQ           q+24(FP), CX
-	MOVQ           scale+32(FP), DX
-	MOVQ           blocks+40(FP), BX
-	MOVQ           groups+56(FP), SI
-	MOVQ           BX, DI
-	SHLQ           $0x05, DI
-	MOVQ           BX, R8
-	SHLQ           $0x02, R8
-	VXORPS         Y0, Y0, Y0
-	VXORPS         Y1, Y1, Y1
-	VXORPS         Y2, Y2, Y2
-	VXORPS         Y3, Y3, Y3
-	MOVQ           table+64(FP), R9
-	VBROADCASTI128 (R9), Y5
-
-t3x32x4span:
-	MOVQ      span+48(FP), R9
-	CMPQ      R9, BX
-	CMOVQGT   BX, R9
-	SUBQ      R9, BX
-	VCVTPH2PS (AX), Y4
-	ADDQ      $0x10, AX
-	MOVQ      $0x0000000000000008, R10
-	CMPQ      R10, SI
-	CMOVQGT   SI, R10
-	SUBQ      R10, SI
-	LEAQ      1(R10), R11
+	CMPQ      R8, DI
+	CMOVQGT   DI, R8
+	SUBQ      R8, DI
+	LEAQ      1(R8), R11
 	SHRQ      $0x01, R11
 	SHLQ      $0x03, R11
-	MOVQ      AX, R12
-	ADDQ      AX, R11
-	LEAQ      3(R10), R10
+	LEAQ      3(R8), R10
 	SHRQ      $0x02, R10
-	LEAQ      (R11)(R10*8), AX
-	LEAQ      (SP), R13
+	LEAQ      (AX)(R11*1), R12
+	LEAQ      (SP), R8
+	MOVQ      R10, R13
 
-t3x32x4spread:
-	VPMOVZXBD (R12), Y6
-	VPMOVZXBD 8(R12), Y7
-	VPMOVZXBD (R11), Y8
-	VPAND     lowNibble<>+0(SB), Y6, Y9
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, (R13)
-	VPSRLD    $0x04, Y6, Y6
-	VPAND     lowNibble<>+0(SB), Y6, Y9
-	VPSRLD    $0x02, Y8, Y8
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, 32(R13)
-	VPAND     lowNibble<>+0(SB), Y7, Y9
-	VPSRLD    $0x02, Y8, Y8
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, 64(R13)
-	VPSRLD    $0x04, Y7, Y7
-	VPAND     lowNibble<>+0(SB), Y7, Y9
-	VPSRLD    $0x02, Y8, Y8
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, 96(R13)
-	ADDQ      $0x10, R12
-	ADDQ      $0x08, R11
-	ADDQ      $0x00000080, R13
-	DECQ      R10
-	JNE       t3x32x4spread
-	LEAQ      (SP), R10
+t3x32x2x1spread0:
+	VPERMQ       $0x50, (AX), Y3
+	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
+	VPAND        lowNibbles<>+0(SB), Y3, Y3
+	VPBROADCASTQ (R12), Y4
+	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
+	VPAND        lowPairs<>+0(SB), Y4, Y4
+	VPSLLW       $0x04, Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSUBB       subBias<>+0(SB), Y3, Y3
+	VMOVDQU      Y3, (R8)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R12
+	ADDQ         $0x20, R8
+	DECQ         R13
+	JNE          t3x32x2x1spread0
+	MOVQ         R12, AX
+	LEAQ         (CX)(R11*1), R11
+	LEAQ         128(SP), R8
 
-t3x32x4block:
-	LEAQ         (CX)(DI*2), R11
-	VMOVDQU      (AX), Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
+t3x32x2x1spread1:
+	VPERMQ       $0x50, (CX), Y3
+	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
+	VPAND        lowNibbles<>+0(SB), Y3, Y3
+	VPBROADCASTQ (R11), Y4
+	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
+	VPAND        lowPairs<>+0(SB), Y4, Y4
+	VPSLLW       $0x04, Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSUBB       subBias<>+0(SB), Y3, Y3
+	VMOVDQU      Y3, (R8)
+	ADDQ         $0x10, CX
+	ADDQ         $0x08, R11
+	ADDQ         $0x20, R8
+	DECQ         R10
+	JNE          t3x32x2x1spread1
+	MOVQ         R11, CX
+	LEAQ         (SP), R8
+
+t3x32x2x1block:
+	PREFETCHT0   2048(AX)
+	PREFETCHT0   2112(AX)
+	PREFETCHT0   2048(CX)
+	PREFETCHT0   2112(CX)
+	VPBROADCASTQ (R8), Y3
+	VPSHUFB      subPairs<>+0(SB), Y3, Y3
+	VPSRAW       $0x08, Y3, Y3
+	VPBROADCASTQ 128(R8), Y4
+	VPSHUFB      subPairs<>+0(SB), Y4, Y4
+	VPSRAW       $0x08, Y4, Y4
+	ADDQ         $0x08, R8
+	VPBROADCASTD (DX), Y12
+	VMOVDQU      (AX), Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
 	VMOVDQU      64(AX), Y11
 	VPSLLW       $0x02, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD (CX), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y6
-	VPBROADCASTD (CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VPMADDWD     Y3, Y11, Y7
+	VMOVDQU      (CX), Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSLLW       $0x02, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y7
-	VPBROADCASTD (CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y8
-	VPBROADCASTD (R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y9
-	VMOVDQU      32(AX), Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
+	VPMADDWD     Y4, Y11, Y8
+	VPBROADCASTD 4(DX), Y12
+	VMOVDQU      32(AX), Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
 	VMOVDQU      64(AX), Y11
 	VPSLLW       $0x01, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 4(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 4(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y3, Y11, Y11
 	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 4(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VMOVDQU      32(CX), Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSLLW       $0x01, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y4, Y11, Y11
 	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 4(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      (AX), Y4
-	VPSRLW       $0x02, Y4, Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
+	VPBROADCASTD 8(DX), Y12
+	VMOVDQU      (AX), Y9
+	VPSRLW       $0x02, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
 	VMOVDQU      64(AX), Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 8(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 8(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y3, Y11, Y11
 	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 8(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VMOVDQU      (CX), Y9
+	VPSRLW       $0x02, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y4, Y11, Y11
 	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 8(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      32(AX), Y4
-	VPSRLW       $0x02, Y4, Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
+	VPBROADCASTD 12(DX), Y12
+	VMOVDQU      32(AX), Y9
+	VPSRLW       $0x02, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
 	VMOVDQU      64(AX), Y11
 	VPSRLW       $0x01, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 12(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 12(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y3, Y11, Y11
 	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 12(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VMOVDQU      32(CX), Y9
+	VPSRLW       $0x02, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSRLW       $0x01, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y4, Y11, Y11
 	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 12(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	LEAQ         (CX)(DI*2), R11
-	VMOVDQU      (AX), Y4
-	VPSRLW       $0x04, Y4, Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
+	VPBROADCASTD 16(DX), Y12
+	VMOVDQU      (AX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
 	VMOVDQU      64(AX), Y11
 	VPSRLW       $0x02, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 16(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 16(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y3, Y11, Y11
 	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 16(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VMOVDQU      (CX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSRLW       $0x02, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y4, Y11, Y11
 	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 16(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      32(AX), Y4
-	VPSRLW       $0x04, Y4, Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
+	VPBROADCASTD 20(DX), Y12
+	VMOVDQU      32(AX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
 	VMOVDQU      64(AX), Y11
 	VPSRLW       $0x03, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 20(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 20(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y3, Y11, Y11
 	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 20(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VMOVDQU      32(CX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSRLW       $0x03, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y4, Y11, Y11
 	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 20(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      (AX), Y4
-	VPSRLW       $0x06, Y4, Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
+	VPBROADCASTD 24(DX), Y12
+	VMOVDQU      (AX), Y9
+	VPSRLW       $0x06, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
 	VMOVDQU      64(AX), Y11
 	VPSRLW       $0x04, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 24(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 24(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y3, Y11, Y11
 	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 24(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VMOVDQU      (CX), Y9
+	VPSRLW       $0x06, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y4, Y11, Y11
 	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 24(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      32(AX), Y4
-	VPSRLW       $0x06, Y4, Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
+	VPBROADCASTD 28(DX), Y12
+	VMOVDQU      32(AX), Y9
+	VPSRLW       $0x06, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
 	VMOVDQU      64(AX), Y11
 	VPSRLW       $0x05, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 28(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 28(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y3, Y11, Y11
 	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 28(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
+	VMOVDQU      32(CX), Y9
+	VPSRLW       $0x06, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSRLW       $0x05, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
+	VPMADDWD     Y4, Y11, Y11
 	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 28(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVUPS      (R10), Y4
-	ADDQ         $0x20, R10
-	LEAQ         (DX)(R8*2), R11
-	VCVTDQ2PS    Y6, Y6
-	VBROADCASTSS (DX), Y10
-	VMULPS       Y10, Y4, Y10
-	VFMADD231PS  Y6, Y10, Y0
+	VBROADCASTSS (BX), Y3
 	VCVTDQ2PS    Y7, Y7
-	VBROADCASTSS (DX)(R8*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y7, Y6, Y1
+	VMULPS       Y3, Y1, Y4
+	VFMADD231PS  Y7, Y4, Y5
 	VCVTDQ2PS    Y8, Y8
-	VBROADCASTSS (DX)(R8*2), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y8, Y6, Y2
-	VCVTDQ2PS    Y9, Y9
-	VBROADCASTSS (R11)(R8*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y9, Y6, Y3
+	VMULPS       Y3, Y2, Y4
+	VFMADD231PS  Y8, Y4, Y6
 	ADDQ         $0x00000060, AX
-	ADDQ         $0x20, CX
-	ADDQ         $0x04, DX
+	ADDQ         $0x00000060, CX
+	ADDQ         $0x20, DX
+	ADDQ         $0x04, BX
 	DECQ         R9
-	JNE          t3x32x4block
-	TESTQ        BX, BX
-	JNE          t3x32x4span
+	JNE          t3x32x2x1block
+	TESTQ        SI, SI
+	JNE          t3x32x2x1span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y0, (AX)
+	VMOVUPS      Y5, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      Y1, (AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y2, (AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y3, (AX)
+	VMOVUPS      Y6, (AX)
 	VZEROUPPER
 	RET
 
-// func avx2Table3x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
-TEXT ·avx2Table3x16x1(SB), NOSPLIT, $512-72
+// func avx2Table3x32x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3
+TEXT ·avx2Table3x32x1x4(SB), NOSPLIT, $128-80
 	MOVQ           data+16(FP), AX
-	MOVQ           q+24(FP), CX
-	MOVQ           scale+32(FP), DX
-	MOVQ           blocks+40(FP), BX
-	MOVQ           groups+56(FP), SI
-	VXORPS         Y0, Y0, Y0
-	MOVQ           table+64(FP), DI
-	VBROADCASTI128 (DI), Y2
+	MOVQ           q+32(FP), CX
+	MOVQ           scale+40(FP), DX
+	MOVQ           blocks+48(FP), BX
+	MOVQ           BX, SI
+	SHLQ           $0x05, SI
+	MOVQ           BX, DI
+	SHLQ           $0x02, DI
+	MOVQ           groups+64(FP), R8
+	VXORPS         Y3, Y3, Y3
+	VXORPS         Y4, Y4, Y4
+	VXORPS         Y5, Y5, Y5
+	VXORPS         Y6, Y6, Y6
+	MOVQ           table+72(FP), R9
+	VBROADCASTI128 (R9), Y0
 
-t3x16x1span:
-	MOVQ      span+48(FP), DI
-	CMPQ      DI, BX
-	CMOVQGT   BX, DI
-	SUBQ      DI, BX
+t3x32x1x4span:
+	MOVQ      span+56(FP), R10
+	CMPQ      R10, BX
+	CMOVQGT   BX, R10
+	SUBQ      R10, BX
 	VCVTPH2PS (AX), Y1
 	ADDQ      $0x10, AX
-	MOVQ      $0x0000000000000010, R8
-	CMPQ      R8, SI
-	CMOVQGT   SI, R8
-	SUBQ      R8, SI
-	LEAQ      1(R8), R9
+	MOVQ      $0x0000000000000008, R11
+	CMPQ      R11, R8
+	CMOVQGT   R8, R11
+	SUBQ      R11, R8
+	LEAQ      1(R11), R9
 	SHRQ      $0x01, R9
 	SHLQ      $0x03, R9
-	MOVQ      AX, R10
-	ADDQ      AX, R9
-	LEAQ      3(R8), R8
-	SHRQ      $0x02, R8
-	LEAQ      (R9)(R8*8), AX
-	LEAQ      (SP), R11
+	LEAQ      3(R11), R11
+	SHRQ      $0x02, R11
+	LEAQ      (AX)(R9*1), R12
+	LEAQ      (SP), R9
 
-t3x16x1spread:
-	VPMOVZXBD (R10), Y3
-	VPMOVZXBD 8(R10), Y4
-	VPMOVZXBD (R9), Y5
-	VPAND     lowNibble<>+0(SB), Y3, Y6
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, (R11)
-	VPSRLD    $0x04, Y3, Y3
-	VPAND     lowNibble<>+0(SB), Y3, Y6
-	VPSRLD    $0x02, Y5, Y5
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, 32(R11)
-	VPAND     lowNibble<>+0(SB), Y4, Y6
-	VPSRLD    $0x02, Y5, Y5
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, 64(R11)
-	VPSRLD    $0x04, Y4, Y4
-	VPAND     lowNibble<>+0(SB), Y4, Y6
-	VPSRLD    $0x02, Y5, Y5
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, 96(R11)
-	ADDQ      $0x10, R10
-	ADDQ      $0x08, R9
-	ADDQ      $0x00000080, R11
-	DECQ      R8
-	JNE       t3x16x1spread
-	LEAQ      (SP), R8
+t3x32x1x4spread0:
+	VPERMQ       $0x50, (AX), Y2
+	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
+	VPAND        lowNibbles<>+0(SB), Y2, Y2
+	VPBROADCASTQ (R12), Y7
+	VPSRLVQ      pairShifts<>+0(SB), Y7, Y7
+	VPAND        lowPairs<>+0(SB), Y7, Y7
+	VPSLLW       $0x04, Y7, Y7
+	VPOR         Y7, Y2, Y2
+	VPSUBB       subBias<>+0(SB), Y2, Y2
+	VMOVDQU      Y2, (R9)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R12
+	ADDQ         $0x20, R9
+	DECQ         R11
+	JNE          t3x32x1x4spread0
+	MOVQ         R12, AX
+	LEAQ         (SP), R9
 
-t3x16x1block:
-	PREFETCHT0   2048(AX)
-	PREFETCHT0   2112(AX)
-	VMOVDQU      (AX), Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSLLW       $0x02, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD (CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y3
-	VMOVDQU      32(AX), Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSLLW       $0x01, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 4(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      (AX), Y1
-	VPSRLW       $0x02, Y1, Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 8(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      32(AX), Y1
-	VPSRLW       $0x02, Y1, Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSRLW       $0x01, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 12(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVUPS      (R8), Y1
-	ADDQ         $0x20, R8
-	VCVTDQ2PS    Y3, Y3
-	VBROADCASTSS (DX), Y4
-	VMULPS       Y4, Y1, Y4
-	VFMADD231PS  Y3, Y4, Y0
-	VMOVDQU      (AX), Y1
-	VPSRLW       $0x04, Y1, Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSRLW       $0x02, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 16(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y3
-	VMOVDQU      32(AX), Y1
-	VPSRLW       $0x04, Y1, Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSRLW       $0x03, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 20(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      (AX), Y1
-	VPSRLW       $0x06, Y1, Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSRLW       $0x04, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 24(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      32(AX), Y1
-	VPSRLW       $0x06, Y1, Y1
-	VPAND        twoBits<>+0(SB), Y1, Y1
-	VMOVDQU      64(AX), Y5
-	VPSRLW       $0x05, Y5, Y5
-	VPAND        thirdBits<>+0(SB), Y5, Y5
-	VPOR         Y5, Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 28(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVUPS      (R8), Y1
-	ADDQ         $0x20, R8
-	VCVTDQ2PS    Y3, Y3
-	VBROADCASTSS (DX), Y4
-	VMULPS       Y4, Y1, Y4
-	VFMADD231PS  Y3, Y4, Y0
+t3x32x1x4block:
+	LEAQ         (CX)(SI*2), R11
+	VPBROADCASTQ (R9), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, R9
+	VMOVDQU      (AX), Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSLLW       $0x02, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD (CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y7
+	VPBROADCASTD (CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y8
+	VPBROADCASTD (CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y9
+	VPBROADCASTD (R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y10
+	VMOVDQU      32(AX), Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSLLW       $0x01, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 4(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 4(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 4(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 4(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      (AX), Y11
+	VPSRLW       $0x02, Y11, Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 8(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 8(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 8(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 8(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      32(AX), Y11
+	VPSRLW       $0x02, Y11, Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSRLW       $0x01, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 12(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 12(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 12(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 12(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      (AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSRLW       $0x02, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 16(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 16(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 16(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 16(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      32(AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSRLW       $0x03, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 20(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 20(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 20(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 20(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      (AX), Y11
+	VPSRLW       $0x06, Y11, Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSRLW       $0x04, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 24(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 24(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 24(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 24(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      32(AX), Y11
+	VPSRLW       $0x06, Y11, Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSRLW       $0x05, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 28(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 28(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 28(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 28(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	LEAQ         (DX)(DI*2), R11
+	VBROADCASTSS (DX), Y2
+	VCVTDQ2PS    Y7, Y7
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y7, Y2, Y3
+	VBROADCASTSS (DX)(DI*1), Y2
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y8, Y2, Y4
+	VBROADCASTSS (DX)(DI*2), Y2
+	VCVTDQ2PS    Y9, Y9
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y9, Y2, Y5
+	VBROADCASTSS (R11)(DI*1), Y2
+	VCVTDQ2PS    Y10, Y10
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y10, Y2, Y6
 	ADDQ         $0x00000060, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
-	DECQ         DI
-	JNE          t3x16x1block
+	DECQ         R10
+	JNE          t3x32x1x4block
 	TESTQ        BX, BX
-	JNE          t3x16x1span
+	JNE          t3x32x1x4span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y0, (AX)
+	VMOVUPS      Y3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y5, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y6, (AX)
 	VZEROUPPER
 	RET
 
-// func avx2Table3x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3
-TEXT ·avx2Table3x16x4(SB), NOSPLIT, $512-72
+// func avx2Table3x16x1x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table3x16x1x1(SB), NOSPLIT, $128-80
 	MOVQ           data+16(FP), AX
-	MOVQ           q+24(FP), CX
-	MOVQ           scale+32(FP), DX
-	MOVQ           blocks+40(FP), BX
-	MOVQ           groups+56(FP), SI
-	MOVQ           BX, DI
-	SHLQ           $0x05, DI
-	MOVQ           BX, R8
-	SHLQ           $0x02, R8
-	VXORPS         Y0, Y0, Y0
-	VXORPS         Y1, Y1, Y1
-	VXORPS         Y2, Y2, Y2
+	MOVQ           q+32(FP), CX
+	MOVQ           scale+40(FP), DX
+	MOVQ           blocks+48(FP), BX
+	MOVQ           groups+64(FP), SI
 	VXORPS         Y3, Y3, Y3
-	MOVQ           table+64(FP), R9
-	VBROADCASTI128 (R9), Y5
+	MOVQ           table+72(FP), DI
+	VBROADCASTI128 (DI), Y0
 
-t3x16x4span:
-	MOVQ      span+48(FP), R9
-	CMPQ      R9, BX
-	CMOVQGT   BX, R9
-	SUBQ      R9, BX
-	VCVTPH2PS (AX), Y4
+t3x16x1x1span:
+	MOVQ      span+56(FP), R8
+	CMPQ      R8, BX
+	CMOVQGT   BX, R8
+	SUBQ      R8, BX
+	VCVTPH2PS (AX), Y1
 	ADDQ      $0x10, AX
-	MOVQ      $0x0000000000000010, R10
-	CMPQ      R10, SI
-	CMOVQGT   SI, R10
-	SUBQ      R10, SI
-	LEAQ      1(R10), R11
-	SHRQ      $0x01, R11
-	SHLQ      $0x03, R11
-	MOVQ      AX, R12
-	ADDQ      AX, R11
-	LEAQ      3(R10), R10
-	SHRQ      $0x02, R10
-	LEAQ      (R11)(R10*8), AX
-	LEAQ      (SP), R13
+	MOVQ      $0x0000000000000010, R9
+	CMPQ      R9, SI
+	CMOVQGT   SI, R9
+	SUBQ      R9, SI
+	LEAQ      1(R9), DI
+	SHRQ      $0x01, DI
+	SHLQ      $0x03, DI
+	LEAQ      3(R9), R9
+	SHRQ      $0x02, R9
+	LEAQ      (AX)(DI*1), R10
+	LEAQ      (SP), DI
 
-t3x16x4spread:
-	VPMOVZXBD (R12), Y6
-	VPMOVZXBD 8(R12), Y7
-	VPMOVZXBD (R11), Y8
-	VPAND     lowNibble<>+0(SB), Y6, Y9
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, (R13)
-	VPSRLD    $0x04, Y6, Y6
-	VPAND     lowNibble<>+0(SB), Y6, Y9
-	VPSRLD    $0x02, Y8, Y8
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, 32(R13)
-	VPAND     lowNibble<>+0(SB), Y7, Y9
-	VPSRLD    $0x02, Y8, Y8
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, 64(R13)
-	VPSRLD    $0x04, Y7, Y7
-	VPAND     lowNibble<>+0(SB), Y7, Y9
-	VPSRLD    $0x02, Y8, Y8
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, 96(R13)
-	ADDQ      $0x10, R12
-	ADDQ      $0x08, R11
-	ADDQ      $0x00000080, R13
-	DECQ      R10
-	JNE       t3x16x4spread
-	LEAQ      (SP), R10
+t3x16x1x1spread0:
+	VPERMQ       $0x50, (AX), Y2
+	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
+	VPAND        lowNibbles<>+0(SB), Y2, Y2
+	VPBROADCASTQ (R10), Y4
+	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
+	VPAND        lowPairs<>+0(SB), Y4, Y4
+	VPSLLW       $0x04, Y4, Y4
+	VPOR         Y4, Y2, Y2
+	VPSUBB       subBias<>+0(SB), Y2, Y2
+	VMOVDQU      Y2, (DI)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R10
+	ADDQ         $0x20, DI
+	DECQ         R9
+	JNE          t3x16x1x1spread0
+	MOVQ         R10, AX
+	LEAQ         (SP), DI
 
-t3x16x4block:
-	LEAQ         (CX)(DI*2), R11
-	VMOVDQU      (AX), Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
-	VMOVDQU      64(AX), Y11
-	VPSLLW       $0x02, Y11, Y11
-	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD (CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y6
-	VPBROADCASTD (CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y7
-	VPBROADCASTD (CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y8
-	VPBROADCASTD (R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y9
-	VMOVDQU      32(AX), Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
-	VMOVDQU      64(AX), Y11
-	VPSLLW       $0x01, Y11, Y11
-	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 4(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 4(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 4(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 4(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      (AX), Y4
-	VPSRLW       $0x02, Y4, Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
-	VMOVDQU      64(AX), Y11
-	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 8(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 8(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 8(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 8(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      32(AX), Y4
-	VPSRLW       $0x02, Y4, Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
-	VMOVDQU      64(AX), Y11
-	VPSRLW       $0x01, Y11, Y11
-	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 12(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 12(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 12(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 12(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVUPS      (R10), Y4
-	ADDQ         $0x20, R10
-	LEAQ         (DX)(R8*2), R11
-	VCVTDQ2PS    Y6, Y6
-	VBROADCASTSS (DX), Y10
-	VMULPS       Y10, Y4, Y10
-	VFMADD231PS  Y6, Y10, Y0
-	VCVTDQ2PS    Y7, Y7
-	VBROADCASTSS (DX)(R8*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y7, Y6, Y1
-	VCVTDQ2PS    Y8, Y8
-	VBROADCASTSS (DX)(R8*2), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y8, Y6, Y2
-	VCVTDQ2PS    Y9, Y9
-	VBROADCASTSS (R11)(R8*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y9, Y6, Y3
-	LEAQ         (CX)(DI*2), R11
-	VMOVDQU      (AX), Y4
-	VPSRLW       $0x04, Y4, Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
-	VMOVDQU      64(AX), Y11
-	VPSRLW       $0x02, Y11, Y11
-	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 16(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y6
-	VPBROADCASTD 16(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y7
-	VPBROADCASTD 16(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y8
-	VPBROADCASTD 16(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y9
-	VMOVDQU      32(AX), Y4
-	VPSRLW       $0x04, Y4, Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
-	VMOVDQU      64(AX), Y11
-	VPSRLW       $0x03, Y11, Y11
-	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 20(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 20(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 20(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 20(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      (AX), Y4
-	VPSRLW       $0x06, Y4, Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
-	VMOVDQU      64(AX), Y11
-	VPSRLW       $0x04, Y11, Y11
-	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 24(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 24(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 24(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 24(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      32(AX), Y4
-	VPSRLW       $0x06, Y4, Y4
-	VPAND        twoBits<>+0(SB), Y4, Y4
-	VMOVDQU      64(AX), Y11
-	VPSRLW       $0x05, Y11, Y11
-	VPAND        thirdBits<>+0(SB), Y11, Y11
-	VPOR         Y11, Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 28(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 28(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 28(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 28(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVUPS      (R10), Y4
-	ADDQ         $0x20, R10
-	LEAQ         (DX)(R8*2), R11
-	VCVTDQ2PS    Y6, Y6
-	VBROADCASTSS (DX), Y10
-	VMULPS       Y10, Y4, Y10
-	VFMADD231PS  Y6, Y10, Y0
-	VCVTDQ2PS    Y7, Y7
-	VBROADCASTSS (DX)(R8*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y7, Y6, Y1
-	VCVTDQ2PS    Y8, Y8
-	VBROADCASTSS (DX)(R8*2), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y8, Y6, Y2
-	VCVTDQ2PS    Y9, Y9
-	VBROADCASTSS (R11)(R8*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y9, Y6, Y3
+t3x16x1x1block:
+	PREFETCHT0   2048(AX)
+	PREFETCHT0   2112(AX)
+	VPBROADCASTQ (DI), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, DI
+	VMOVDQU      (AX), Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSLLW       $0x02, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD (CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y4
+	VMOVDQU      32(AX), Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSLLW       $0x01, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 4(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VMOVDQU      (AX), Y5
+	VPSRLW       $0x02, Y5, Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 8(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VMOVDQU      32(AX), Y5
+	VPSRLW       $0x02, Y5, Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSRLW       $0x01, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 12(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VPBROADCASTQ (DI), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, DI
+	VMOVDQU      (AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSRLW       $0x02, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 16(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VMOVDQU      32(AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSRLW       $0x03, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 20(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VMOVDQU      (AX), Y5
+	VPSRLW       $0x06, Y5, Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 24(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VMOVDQU      32(AX), Y5
+	VPSRLW       $0x06, Y5, Y5
+	VPAND        twoBits<>+0(SB), Y5, Y5
+	VMOVDQU      64(AX), Y7
+	VPSRLW       $0x05, Y7, Y7
+	VPAND        thirdBits<>+0(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 28(CX), Y7
+	VPSIGNB      Y5, Y7, Y7
+	VPMADDUBSW   Y7, Y6, Y7
+	VPMADDWD     Y2, Y7, Y7
+	VPADDD       Y7, Y4, Y4
+	VBROADCASTSS (DX), Y2
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y4, Y2, Y3
 	ADDQ         $0x00000060, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
-	DECQ         R9
-	JNE          t3x16x4block
+	DECQ         R8
+	JNE          t3x16x1x1block
 	TESTQ        BX, BX
-	JNE          t3x16x4span
+	JNE          t3x16x1x1span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y0, (AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y1, (AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y2, (AX)
-	ADDQ         CX, AX
 	VMOVUPS      Y3, (AX)
 	VZEROUPPER
 	RET
 
-// func avx2Table4x0x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// func avx2Table3x16x2x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
-TEXT ·avx2Table4x0x1(SB), NOSPLIT, $0-72
+TEXT ·avx2Table3x16x2x1(SB), NOSPLIT, $256-80
 	MOVQ           data+16(FP), AX
-	MOVQ           q+24(FP), CX
-	MOVQ           scale+32(FP), DX
-	MOVQ           blocks+40(FP), BX
-	VXORPS         Y0, Y0, Y0
-	MOVQ           table+64(FP), SI
-	VBROADCASTI128 (SI), Y2
+	MOVQ           dataStride+24(FP), CX
+	ADDQ           AX, CX
+	MOVQ           q+32(FP), DX
+	MOVQ           scale+40(FP), BX
+	MOVQ           blocks+48(FP), SI
+	MOVQ           groups+64(FP), DI
+	VXORPS         Y5, Y5, Y5
+	VXORPS         Y6, Y6, Y6
+	MOVQ           table+72(FP), R8
+	VBROADCASTI128 (R8), Y0
 
-t4x0x1span:
-	MOVQ      span+48(FP), SI
+t3x16x2x1span:
+	MOVQ      span+56(FP), R9
+	CMPQ      R9, SI
+	CMOVQGT   SI, R9
+	SUBQ      R9, SI
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+	VCVTPH2PS (CX), Y2
+	ADDQ      $0x10, CX
+	MOVQ      $0x0000000000000010, R8
+	CMPQ      R8, DI
+	CMOVQGT   DI, R8
+	SUBQ      R8, DI
+	LEAQ      1(R8), R11
+	SHRQ      $0x01, R11
+	SHLQ      $0x03, R11
+	LEAQ      3(R8), R10
+	SHRQ      $0x02, R10
+	LEAQ      (AX)(R11*1), R12
+	LEAQ      (SP), R8
+	MOVQ      R10, R13
+
+t3x16x2x1spread0:
+	VPERMQ       $0x50, (AX), Y3
+	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
+	VPAND        lowNibbles<>+0(SB), Y3, Y3
+	VPBROADCASTQ (R12), Y4
+	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
+	VPAND        lowPairs<>+0(SB), Y4, Y4
+	VPSLLW       $0x04, Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSUBB       subBias<>+0(SB), Y3, Y3
+	VMOVDQU      Y3, (R8)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R12
+	ADDQ         $0x20, R8
+	DECQ         R13
+	JNE          t3x16x2x1spread0
+	MOVQ         R12, AX
+	LEAQ         (CX)(R11*1), R11
+	LEAQ         128(SP), R8
+
+t3x16x2x1spread1:
+	VPERMQ       $0x50, (CX), Y3
+	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
+	VPAND        lowNibbles<>+0(SB), Y3, Y3
+	VPBROADCASTQ (R11), Y4
+	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
+	VPAND        lowPairs<>+0(SB), Y4, Y4
+	VPSLLW       $0x04, Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSUBB       subBias<>+0(SB), Y3, Y3
+	VMOVDQU      Y3, (R8)
+	ADDQ         $0x10, CX
+	ADDQ         $0x08, R11
+	ADDQ         $0x20, R8
+	DECQ         R10
+	JNE          t3x16x2x1spread1
+	MOVQ         R11, CX
+	LEAQ         (SP), R8
+
+t3x16x2x1block:
+	PREFETCHT0   2048(AX)
+	PREFETCHT0   2112(AX)
+	PREFETCHT0   2048(CX)
+	PREFETCHT0   2112(CX)
+	VPBROADCASTQ (R8), Y3
+	VPSHUFB      subPairs<>+0(SB), Y3, Y3
+	VPSRAW       $0x08, Y3, Y3
+	VPBROADCASTQ 128(R8), Y4
+	VPSHUFB      subPairs<>+0(SB), Y4, Y4
+	VPSRAW       $0x08, Y4, Y4
+	ADDQ         $0x08, R8
+	VPBROADCASTD (DX), Y12
+	VMOVDQU      (AX), Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(AX), Y11
+	VPSLLW       $0x02, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y3, Y11, Y7
+	VMOVDQU      (CX), Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSLLW       $0x02, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y4, Y11, Y8
+	VPBROADCASTD 4(DX), Y12
+	VMOVDQU      32(AX), Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(AX), Y11
+	VPSLLW       $0x01, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y3, Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VMOVDQU      32(CX), Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSLLW       $0x01, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y4, Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 8(DX), Y12
+	VMOVDQU      (AX), Y9
+	VPSRLW       $0x02, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(AX), Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y3, Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VMOVDQU      (CX), Y9
+	VPSRLW       $0x02, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y4, Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 12(DX), Y12
+	VMOVDQU      32(AX), Y9
+	VPSRLW       $0x02, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x01, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y3, Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VMOVDQU      32(CX), Y9
+	VPSRLW       $0x02, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSRLW       $0x01, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y4, Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTQ (R8), Y3
+	VPSHUFB      subPairs<>+0(SB), Y3, Y3
+	VPSRAW       $0x08, Y3, Y3
+	VPBROADCASTQ 128(R8), Y4
+	VPSHUFB      subPairs<>+0(SB), Y4, Y4
+	VPSRAW       $0x08, Y4, Y4
+	ADDQ         $0x08, R8
+	VPBROADCASTD 16(DX), Y12
+	VMOVDQU      (AX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x02, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y3, Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VMOVDQU      (CX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSRLW       $0x02, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y4, Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 20(DX), Y12
+	VMOVDQU      32(AX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x03, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y3, Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VMOVDQU      32(CX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSRLW       $0x03, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y4, Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 24(DX), Y12
+	VMOVDQU      (AX), Y9
+	VPSRLW       $0x06, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y3, Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VMOVDQU      (CX), Y9
+	VPSRLW       $0x06, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y4, Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VPBROADCASTD 28(DX), Y12
+	VMOVDQU      32(AX), Y9
+	VPSRLW       $0x06, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x05, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y3, Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VMOVDQU      32(CX), Y9
+	VPSRLW       $0x06, Y9, Y9
+	VPAND        twoBits<>+0(SB), Y9, Y9
+	VMOVDQU      64(CX), Y11
+	VPSRLW       $0x05, Y11, Y11
+	VPAND        thirdBits<>+0(SB), Y11, Y11
+	VPOR         Y11, Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y12, Y11
+	VPMADDUBSW   Y11, Y10, Y11
+	VPMADDWD     Y4, Y11, Y11
+	VPADDD       Y11, Y8, Y8
+	VBROADCASTSS (BX), Y3
+	VCVTDQ2PS    Y7, Y7
+	VMULPS       Y3, Y1, Y4
+	VFMADD231PS  Y7, Y4, Y5
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y3, Y2, Y4
+	VFMADD231PS  Y8, Y4, Y6
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x00000060, CX
+	ADDQ         $0x20, DX
+	ADDQ         $0x04, BX
+	DECQ         R9
+	JNE          t3x16x2x1block
+	TESTQ        SI, SI
+	JNE          t3x16x2x1span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y5, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y6, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table3x16x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3
+TEXT ·avx2Table3x16x1x4(SB), NOSPLIT, $128-80
+	MOVQ           data+16(FP), AX
+	MOVQ           q+32(FP), CX
+	MOVQ           scale+40(FP), DX
+	MOVQ           blocks+48(FP), BX
+	MOVQ           BX, SI
+	SHLQ           $0x05, SI
+	MOVQ           BX, DI
+	SHLQ           $0x02, DI
+	MOVQ           groups+64(FP), R8
+	VXORPS         Y3, Y3, Y3
+	VXORPS         Y4, Y4, Y4
+	VXORPS         Y5, Y5, Y5
+	VXORPS         Y6, Y6, Y6
+	MOVQ           table+72(FP), R9
+	VBROADCASTI128 (R9), Y0
+
+t3x16x1x4span:
+	MOVQ      span+56(FP), R10
+	CMPQ      R10, BX
+	CMOVQGT   BX, R10
+	SUBQ      R10, BX
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+	MOVQ      $0x0000000000000010, R11
+	CMPQ      R11, R8
+	CMOVQGT   R8, R11
+	SUBQ      R11, R8
+	LEAQ      1(R11), R9
+	SHRQ      $0x01, R9
+	SHLQ      $0x03, R9
+	LEAQ      3(R11), R11
+	SHRQ      $0x02, R11
+	LEAQ      (AX)(R9*1), R12
+	LEAQ      (SP), R9
+
+t3x16x1x4spread0:
+	VPERMQ       $0x50, (AX), Y2
+	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
+	VPAND        lowNibbles<>+0(SB), Y2, Y2
+	VPBROADCASTQ (R12), Y7
+	VPSRLVQ      pairShifts<>+0(SB), Y7, Y7
+	VPAND        lowPairs<>+0(SB), Y7, Y7
+	VPSLLW       $0x04, Y7, Y7
+	VPOR         Y7, Y2, Y2
+	VPSUBB       subBias<>+0(SB), Y2, Y2
+	VMOVDQU      Y2, (R9)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R12
+	ADDQ         $0x20, R9
+	DECQ         R11
+	JNE          t3x16x1x4spread0
+	MOVQ         R12, AX
+	LEAQ         (SP), R9
+
+t3x16x1x4block:
+	LEAQ         (CX)(SI*2), R11
+	VPBROADCASTQ (R9), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, R9
+	VMOVDQU      (AX), Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSLLW       $0x02, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD (CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y7
+	VPBROADCASTD (CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y8
+	VPBROADCASTD (CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y9
+	VPBROADCASTD (R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y10
+	VMOVDQU      32(AX), Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSLLW       $0x01, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 4(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 4(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 4(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 4(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      (AX), Y11
+	VPSRLW       $0x02, Y11, Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 8(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 8(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 8(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 8(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      32(AX), Y11
+	VPSRLW       $0x02, Y11, Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSRLW       $0x01, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 12(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 12(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 12(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 12(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VPBROADCASTQ (R9), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, R9
+	VMOVDQU      (AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSRLW       $0x02, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 16(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 16(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 16(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 16(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      32(AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSRLW       $0x03, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 20(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 20(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 20(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 20(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      (AX), Y11
+	VPSRLW       $0x06, Y11, Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSRLW       $0x04, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 24(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 24(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 24(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 24(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      32(AX), Y11
+	VPSRLW       $0x06, Y11, Y11
+	VPAND        twoBits<>+0(SB), Y11, Y11
+	VMOVDQU      64(AX), Y13
+	VPSRLW       $0x05, Y13, Y13
+	VPAND        thirdBits<>+0(SB), Y13, Y13
+	VPOR         Y13, Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 28(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 28(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 28(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 28(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	LEAQ         (DX)(DI*2), R11
+	VBROADCASTSS (DX), Y2
+	VCVTDQ2PS    Y7, Y7
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y7, Y2, Y3
+	VBROADCASTSS (DX)(DI*1), Y2
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y8, Y2, Y4
+	VBROADCASTSS (DX)(DI*2), Y2
+	VCVTDQ2PS    Y9, Y9
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y9, Y2, Y5
+	VBROADCASTSS (R11)(DI*1), Y2
+	VCVTDQ2PS    Y10, Y10
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y10, Y2, Y6
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         R10
+	JNE          t3x16x1x4block
+	TESTQ        BX, BX
+	JNE          t3x16x1x4span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y5, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y6, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table4x0x1x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table4x0x1x1(SB), NOSPLIT, $0-80
+	MOVQ           data+16(FP), AX
+	MOVQ           q+32(FP), CX
+	MOVQ           scale+40(FP), DX
+	MOVQ           blocks+48(FP), BX
+	VXORPS         Y2, Y2, Y2
+	MOVQ           table+72(FP), SI
+	VBROADCASTI128 (SI), Y0
+
+t4x0x1x1span:
+	MOVQ      span+56(FP), SI
 	CMPQ      SI, BX
 	CMOVQGT   BX, SI
 	SUBQ      SI, BX
 	VCVTPH2PS (AX), Y1
 	ADDQ      $0x10, AX
 
-t4x0x1block:
+t4x0x1x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
 	VMOVDQU      (AX), Y4
 	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD (CX), Y6
-	VPSIGNB      Y4, Y6, Y6
-	VPMADDUBSW   Y6, Y5, Y6
-	VPMADDWD     ones<>+0(SB), Y6, Y3
+	VPSIGNB      Y4, Y6, Y4
+	VPMADDUBSW   Y4, Y5, Y4
+	VPMADDWD     ones<>+0(SB), Y4, Y3
 	VMOVDQU      32(AX), Y4
 	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 4(CX), Y6
-	VPSIGNB      Y4, Y6, Y6
-	VPMADDUBSW   Y6, Y5, Y6
-	VPMADDWD     ones<>+0(SB), Y6, Y6
-	VPADDD       Y6, Y3, Y3
+	VPSIGNB      Y4, Y6, Y4
+	VPMADDUBSW   Y4, Y5, Y4
+	VPMADDWD     ones<>+0(SB), Y4, Y4
+	VPADDD       Y4, Y3, Y3
 	VMOVDQU      64(AX), Y4
 	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 8(CX), Y6
-	VPSIGNB      Y4, Y6, Y6
-	VPMADDUBSW   Y6, Y5, Y6
-	VPMADDWD     ones<>+0(SB), Y6, Y6
-	VPADDD       Y6, Y3, Y3
+	VPSIGNB      Y4, Y6, Y4
+	VPMADDUBSW   Y4, Y5, Y4
+	VPMADDWD     ones<>+0(SB), Y4, Y4
+	VPADDD       Y4, Y3, Y3
 	VMOVDQU      96(AX), Y4
 	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 12(CX), Y6
-	VPSIGNB      Y4, Y6, Y6
-	VPMADDUBSW   Y6, Y5, Y6
-	VPMADDWD     ones<>+0(SB), Y6, Y6
-	VPADDD       Y6, Y3, Y3
+	VPSIGNB      Y4, Y6, Y4
+	VPMADDUBSW   Y4, Y5, Y4
+	VPMADDWD     ones<>+0(SB), Y4, Y4
+	VPADDD       Y4, Y3, Y3
 	VMOVDQU      (AX), Y4
 	VPSRLW       $0x04, Y4, Y4
 	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 16(CX), Y6
-	VPSIGNB      Y4, Y6, Y6
-	VPMADDUBSW   Y6, Y5, Y6
-	VPMADDWD     ones<>+0(SB), Y6, Y6
-	VPADDD       Y6, Y3, Y3
+	VPSIGNB      Y4, Y6, Y4
+	VPMADDUBSW   Y4, Y5, Y4
+	VPMADDWD     ones<>+0(SB), Y4, Y4
+	VPADDD       Y4, Y3, Y3
 	VMOVDQU      32(AX), Y4
 	VPSRLW       $0x04, Y4, Y4
 	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 20(CX), Y6
-	VPSIGNB      Y4, Y6, Y6
-	VPMADDUBSW   Y6, Y5, Y6
-	VPMADDWD     ones<>+0(SB), Y6, Y6
-	VPADDD       Y6, Y3, Y3
+	VPSIGNB      Y4, Y6, Y4
+	VPMADDUBSW   Y4, Y5, Y4
+	VPMADDWD     ones<>+0(SB), Y4, Y4
+	VPADDD       Y4, Y3, Y3
 	VMOVDQU      64(AX), Y4
 	VPSRLW       $0x04, Y4, Y4
 	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 24(CX), Y6
-	VPSIGNB      Y4, Y6, Y6
-	VPMADDUBSW   Y6, Y5, Y6
-	VPMADDWD     ones<>+0(SB), Y6, Y6
-	VPADDD       Y6, Y3, Y3
+	VPSIGNB      Y4, Y6, Y4
+	VPMADDUBSW   Y4, Y5, Y4
+	VPMADDWD     ones<>+0(SB), Y4, Y4
+	VPADDD       Y4, Y3, Y3
 	VMOVDQU      96(AX), Y4
 	VPSRLW       $0x04, Y4, Y4
 	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y2, Y4
+	VPSHUFB      Y4, Y0, Y4
 	VPABSB       Y4, Y5
 	VPBROADCASTD 28(CX), Y6
-	VPSIGNB      Y4, Y6, Y6
-	VPMADDUBSW   Y6, Y5, Y6
-	VPMADDWD     ones<>+0(SB), Y6, Y6
-	VPADDD       Y6, Y3, Y3
-	VCVTDQ2PS    Y3, Y3
+	VPSIGNB      Y4, Y6, Y4
+	VPMADDUBSW   Y4, Y5, Y4
+	VPMADDWD     ones<>+0(SB), Y4, Y4
+	VPADDD       Y4, Y3, Y3
 	VBROADCASTSS (DX), Y4
+	VCVTDQ2PS    Y3, Y3
 	VMULPS       Y4, Y1, Y4
-	VFMADD231PS  Y3, Y4, Y0
+	VFMADD231PS  Y3, Y4, Y2
 	ADDQ         $0x00000080, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
 	DECQ         SI
-	JNE          t4x0x1block
+	JNE          t4x0x1x1block
 	TESTQ        BX, BX
-	JNE          t4x0x1span
+	JNE          t4x0x1x1span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y0, (AX)
+	VMOVUPS      Y2, (AX)
 	VZEROUPPER
 	RET
 
-// func avx2Table4x0x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3
-TEXT ·avx2Table4x0x4(SB), NOSPLIT, $0-72
+// func avx2Table4x0x2x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table4x0x2x1(SB), NOSPLIT, $0-80
 	MOVQ           data+16(FP), AX
-	MOVQ           q+24(FP), CX
-	MOVQ           scale+32(FP), DX
-	MOVQ           blocks+40(FP), BX
+	MOVQ           dataStride+24(FP), CX
+	ADDQ           AX, CX
+	MOVQ           q+32(FP), DX
+	MOVQ           scale+40(FP), BX
+	MOVQ           blocks+48(FP), SI
+	VXORPS         Y3, Y3, Y3
+	VXORPS         Y4, Y4, Y4
+	MOVQ           table+72(FP), DI
+	VBROADCASTI128 (DI), Y0
+
+t4x0x2x1span:
+	MOVQ      span+56(FP), DI
+	CMPQ      DI, SI
+	CMOVQGT   SI, DI
+	SUBQ      DI, SI
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+	VCVTPH2PS (CX), Y2
+	ADDQ      $0x10, CX
+
+t4x0x2x1block:
+	PREFETCHT0   2048(AX)
+	PREFETCHT0   2112(AX)
+	PREFETCHT0   2048(CX)
+	PREFETCHT0   2112(CX)
+	VPBROADCASTD (DX), Y9
+	VMOVDQU      (AX), Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y5
+	VMOVDQU      (CX), Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y6
+	VPBROADCASTD 4(DX), Y9
+	VMOVDQU      32(AX), Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y5, Y5
+	VMOVDQU      32(CX), Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 8(DX), Y9
+	VMOVDQU      64(AX), Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y5, Y5
+	VMOVDQU      64(CX), Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 12(DX), Y9
+	VMOVDQU      96(AX), Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y5, Y5
+	VMOVDQU      96(CX), Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 16(DX), Y9
+	VMOVDQU      (AX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y5, Y5
+	VMOVDQU      (CX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 20(DX), Y9
+	VMOVDQU      32(AX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y5, Y5
+	VMOVDQU      32(CX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 24(DX), Y9
+	VMOVDQU      64(AX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y5, Y5
+	VMOVDQU      64(CX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 28(DX), Y9
+	VMOVDQU      96(AX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y5, Y5
+	VMOVDQU      96(CX), Y7
+	VPSRLW       $0x04, Y7, Y7
+	VPAND        nibbles<>+0(SB), Y7, Y7
+	VPSHUFB      Y7, Y0, Y7
+	VPABSB       Y7, Y8
+	VPSIGNB      Y7, Y9, Y7
+	VPMADDUBSW   Y7, Y8, Y7
+	VPMADDWD     ones<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VBROADCASTSS (BX), Y7
+	VCVTDQ2PS    Y5, Y5
+	VMULPS       Y7, Y1, Y8
+	VFMADD231PS  Y5, Y8, Y3
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y7, Y2, Y8
+	VFMADD231PS  Y6, Y8, Y4
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x00000080, CX
+	ADDQ         $0x20, DX
+	ADDQ         $0x04, BX
+	DECQ         DI
+	JNE          t4x0x2x1block
+	TESTQ        SI, SI
+	JNE          t4x0x2x1span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y4, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table4x0x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3
+TEXT ·avx2Table4x0x1x4(SB), NOSPLIT, $0-80
+	MOVQ           data+16(FP), AX
+	MOVQ           q+32(FP), CX
+	MOVQ           scale+40(FP), DX
+	MOVQ           blocks+48(FP), BX
 	MOVQ           BX, SI
 	SHLQ           $0x05, SI
 	MOVQ           BX, DI
 	SHLQ           $0x02, DI
-	VXORPS         Y0, Y0, Y0
-	VXORPS         Y1, Y1, Y1
 	VXORPS         Y2, Y2, Y2
 	VXORPS         Y3, Y3, Y3
-	MOVQ           table+64(FP), R8
-	VBROADCASTI128 (R8), Y5
+	VXORPS         Y4, Y4, Y4
+	VXORPS         Y5, Y5, Y5
+	MOVQ           table+72(FP), R8
+	VBROADCASTI128 (R8), Y0
 
-t4x0x4span:
-	MOVQ      span+48(FP), R8
+t4x0x1x4span:
+	MOVQ      span+56(FP), R8
 	CMPQ      R8, BX
 	CMOVQGT   BX, R8
 	SUBQ      R8, BX
-	VCVTPH2PS (AX), Y4
+	VCVTPH2PS (AX), Y1
 	ADDQ      $0x10, AX
 
-t4x0x4block:
+t4x0x1x4block:
 	LEAQ         (CX)(SI*2), R9
 	VMOVDQU      (AX), Y10
 	VPAND        nibbles<>+0(SB), Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD (CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -5848,7 +6846,7 @@ t4x0x4block:
 	VPMADDWD     ones<>+0(SB), Y12, Y9
 	VMOVDQU      32(AX), Y10
 	VPAND        nibbles<>+0(SB), Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 4(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -5872,7 +6870,7 @@ t4x0x4block:
 	VPADDD       Y12, Y9, Y9
 	VMOVDQU      64(AX), Y10
 	VPAND        nibbles<>+0(SB), Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 8(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -5896,7 +6894,7 @@ t4x0x4block:
 	VPADDD       Y12, Y9, Y9
 	VMOVDQU      96(AX), Y10
 	VPAND        nibbles<>+0(SB), Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 12(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -5918,11 +6916,10 @@ t4x0x4block:
 	VPMADDUBSW   Y12, Y11, Y12
 	VPMADDWD     ones<>+0(SB), Y12, Y12
 	VPADDD       Y12, Y9, Y9
-	LEAQ         (CX)(SI*2), R9
 	VMOVDQU      (AX), Y10
 	VPSRLW       $0x04, Y10, Y10
 	VPAND        nibbles<>+0(SB), Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 16(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -5947,7 +6944,7 @@ t4x0x4block:
 	VMOVDQU      32(AX), Y10
 	VPSRLW       $0x04, Y10, Y10
 	VPAND        nibbles<>+0(SB), Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 20(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -5972,7 +6969,7 @@ t4x0x4block:
 	VMOVDQU      64(AX), Y10
 	VPSRLW       $0x04, Y10, Y10
 	VPAND        nibbles<>+0(SB), Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 24(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -5997,7 +6994,7 @@ t4x0x4block:
 	VMOVDQU      96(AX), Y10
 	VPSRLW       $0x04, Y10, Y10
 	VPAND        nibbles<>+0(SB), Y10, Y10
-	VPSHUFB      Y10, Y5, Y10
+	VPSHUFB      Y10, Y0, Y10
 	VPABSB       Y10, Y11
 	VPBROADCASTD 28(CX), Y12
 	VPSIGNB      Y10, Y12, Y12
@@ -6020,1056 +7017,1439 @@ t4x0x4block:
 	VPMADDWD     ones<>+0(SB), Y12, Y12
 	VPADDD       Y12, Y9, Y9
 	LEAQ         (DX)(DI*2), R9
-	VCVTDQ2PS    Y6, Y6
 	VBROADCASTSS (DX), Y10
-	VMULPS       Y10, Y4, Y10
-	VFMADD231PS  Y6, Y10, Y0
-	VCVTDQ2PS    Y7, Y7
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y10, Y1, Y10
+	VFMADD231PS  Y6, Y10, Y2
 	VBROADCASTSS (DX)(DI*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y7, Y6, Y1
-	VCVTDQ2PS    Y8, Y8
+	VCVTDQ2PS    Y7, Y7
+	VMULPS       Y6, Y1, Y6
+	VFMADD231PS  Y7, Y6, Y3
 	VBROADCASTSS (DX)(DI*2), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y8, Y6, Y2
-	VCVTDQ2PS    Y9, Y9
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y6, Y1, Y6
+	VFMADD231PS  Y8, Y6, Y4
 	VBROADCASTSS (R9)(DI*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y9, Y6, Y3
+	VCVTDQ2PS    Y9, Y9
+	VMULPS       Y6, Y1, Y6
+	VFMADD231PS  Y9, Y6, Y5
 	ADDQ         $0x00000080, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
 	DECQ         R8
-	JNE          t4x0x4block
+	JNE          t4x0x1x4block
 	TESTQ        BX, BX
-	JNE          t4x0x4span
+	JNE          t4x0x1x4span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y0, (AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y1, (AX)
-	ADDQ         CX, AX
 	VMOVUPS      Y2, (AX)
 	ADDQ         CX, AX
+	VMOVUPS      Y3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y5, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table4x32x1x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table4x32x1x1(SB), NOSPLIT, $128-80
+	MOVQ           data+16(FP), AX
+	MOVQ           q+32(FP), CX
+	MOVQ           scale+40(FP), DX
+	MOVQ           blocks+48(FP), BX
+	MOVQ           groups+64(FP), SI
+	VXORPS         Y3, Y3, Y3
+	MOVQ           table+72(FP), DI
+	VBROADCASTI128 (DI), Y0
+
+t4x32x1x1span:
+	MOVQ      span+56(FP), R8
+	CMPQ      R8, BX
+	CMOVQGT   BX, R8
+	SUBQ      R8, BX
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+	MOVQ      $0x0000000000000008, R9
+	CMPQ      R9, SI
+	CMOVQGT   SI, R9
+	SUBQ      R9, SI
+	LEAQ      1(R9), DI
+	SHRQ      $0x01, DI
+	SHLQ      $0x03, DI
+	LEAQ      3(R9), R9
+	SHRQ      $0x02, R9
+	LEAQ      (AX)(DI*1), R10
+	LEAQ      (SP), DI
+
+t4x32x1x1spread0:
+	VPERMQ       $0x50, (AX), Y2
+	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
+	VPAND        lowNibbles<>+0(SB), Y2, Y2
+	VPBROADCASTQ (R10), Y4
+	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
+	VPAND        lowPairs<>+0(SB), Y4, Y4
+	VPSLLW       $0x04, Y4, Y4
+	VPOR         Y4, Y2, Y2
+	VPSUBB       subBias<>+0(SB), Y2, Y2
+	VMOVDQU      Y2, (DI)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R10
+	ADDQ         $0x20, DI
+	DECQ         R9
+	JNE          t4x32x1x1spread0
+	MOVQ         R10, AX
+	LEAQ         (SP), DI
+
+t4x32x1x1block:
+	PREFETCHT0   2048(AX)
+	PREFETCHT0   2112(AX)
+	VPBROADCASTQ (DI), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, DI
+	VMOVDQU      (AX), Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD (CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y4
+	VMOVDQU      32(AX), Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 4(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVDQU      64(AX), Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 8(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVDQU      96(AX), Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 12(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVDQU      (AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 16(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVDQU      32(AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 20(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVDQU      64(AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 24(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVDQU      96(AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 28(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VBROADCASTSS (DX), Y2
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y4, Y2, Y3
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         R8
+	JNE          t4x32x1x1block
+	TESTQ        BX, BX
+	JNE          t4x32x1x1span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
 	VMOVUPS      Y3, (AX)
 	VZEROUPPER
 	RET
 
-// func avx2Table4x32x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// func avx2Table4x32x2x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
-TEXT ·avx2Table4x32x1(SB), NOSPLIT, $512-72
+TEXT ·avx2Table4x32x2x1(SB), NOSPLIT, $256-80
 	MOVQ           data+16(FP), AX
-	MOVQ           q+24(FP), CX
-	MOVQ           scale+32(FP), DX
-	MOVQ           blocks+40(FP), BX
-	MOVQ           groups+56(FP), SI
-	VXORPS         Y0, Y0, Y0
-	MOVQ           table+64(FP), DI
-	VBROADCASTI128 (DI), Y2
+	MOVQ           dataStride+24(FP), CX
+	ADDQ           AX, CX
+	MOVQ           q+32(FP), DX
+	MOVQ           scale+40(FP), BX
+	MOVQ           blocks+48(FP), SI
+	MOVQ           groups+64(FP), DI
+	VXORPS         Y5, Y5, Y5
+	VXORPS         Y6, Y6, Y6
+	MOVQ           table+72(FP), R8
+	VBROADCASTI128 (R8), Y0
 
-t4x32x1span:
-	MOVQ      span+48(FP), DI
-	CMPQ      DI, BX
-	CMOVQGT   BX, DI
-	SUBQ      DI, BX
+t4x32x2x1span:
+	MOVQ      span+56(FP), R9
+	CMPQ      R9, SI
+	CMOVQGT   SI, R9
+	SUBQ      R9, SI
 	VCVTPH2PS (AX), Y1
 	ADDQ      $0x10, AX
+	VCVTPH2PS (CX), Y2
+	ADDQ      $0x10, CX
 	MOVQ      $0x0000000000000008, R8
-	CMPQ      R8, SI
-	CMOVQGT   SI, R8
-	SUBQ      R8, SI
-	LEAQ      1(R8), R9
-	SHRQ      $0x01, R9
-	SHLQ      $0x03, R9
-	MOVQ      AX, R10
-	ADDQ      AX, R9
-	LEAQ      3(R8), R8
-	SHRQ      $0x02, R8
-	LEAQ      (R9)(R8*8), AX
-	LEAQ      (SP), R11
-
-t4x32x1spread:
-	VPMOVZXBD (R10), Y3
-	VPMOVZXBD 8(R10), Y4
-	VPMOVZXBD (R9), Y5
-	VPAND     lowNibble<>+0(SB), Y3, Y6
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, (R11)
-	VPSRLD    $0x04, Y3, Y3
-	VPAND     lowNibble<>+0(SB), Y3, Y6
-	VPSRLD    $0x02, Y5, Y5
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, 32(R11)
-	VPAND     lowNibble<>+0(SB), Y4, Y6
-	VPSRLD    $0x02, Y5, Y5
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, 64(R11)
-	VPSRLD    $0x04, Y4, Y4
-	VPAND     lowNibble<>+0(SB), Y4, Y6
-	VPSRLD    $0x02, Y5, Y5
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, 96(R11)
-	ADDQ      $0x10, R10
-	ADDQ      $0x08, R9
-	ADDQ      $0x00000080, R11
-	DECQ      R8
-	JNE       t4x32x1spread
-	LEAQ      (SP), R8
-
-t4x32x1block:
-	PREFETCHT0   2048(AX)
-	PREFETCHT0   2112(AX)
-	VMOVDQU      (AX), Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD (CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y3
-	VMOVDQU      32(AX), Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 4(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      64(AX), Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 8(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      96(AX), Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 12(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      (AX), Y1
-	VPSRLW       $0x04, Y1, Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 16(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      32(AX), Y1
-	VPSRLW       $0x04, Y1, Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 20(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      64(AX), Y1
-	VPSRLW       $0x04, Y1, Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 24(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      96(AX), Y1
-	VPSRLW       $0x04, Y1, Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 28(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVUPS      (R8), Y1
-	ADDQ         $0x20, R8
-	VCVTDQ2PS    Y3, Y3
-	VBROADCASTSS (DX), Y4
-	VMULPS       Y4, Y1, Y4
-	VFMADD231PS  Y3, Y4, Y0
-	ADDQ         $0x00000080, AX
-	ADDQ         $0x20, CX
-	ADDQ         $0x04, DX
-	DECQ         DI
-	JNE          t4x32x1block
-	TESTQ        BX, BX
-	JNE          t4x32x1span
-	MOVQ         out+0(FP), AX
-	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y0, (AX)
-	VZEROUPPER
-	RET
-
-// func avx2Table4x32x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3
-TEXT ·avx2Table4x32x4(SB), NOSPLIT, $512-72
-	MOVQ           data+16(FP), AX
-	MOVQ           q+24(FP), CX
-	MOVQ           scale+32(FP), DX
-	MOVQ           blocks+40(FP), BX
-	MOVQ           groups+56(FP), SI
-	MOVQ           BX, DI
-	SHLQ           $0x05, DI
-	MOVQ           BX, R8
-	SHLQ           $0x02, R8
-	VXORPS         Y0, Y0, Y0
-	VXORPS         Y1, Y1, Y1
-	VXORPS         Y2, Y2, Y2
-	VXORPS         Y3, Y3, Y3
-	MOVQ           table+64(FP), R9
-	VBROADCASTI128 (R9), Y5
-
-t4x32x4span:
-	MOVQ      span+48(FP), R9
-	CMPQ      R9, BX
-	CMOVQGT   BX, R9
-	SUBQ      R9, BX
-	VCVTPH2PS (AX), Y4
-	ADDQ      $0x10, AX
-	MOVQ      $0x0000000000000008, R10
-	CMPQ      R10, SI
-	CMOVQGT   SI, R10
-	SUBQ      R10, SI
-	LEAQ      1(R10), R11
+	CMPQ      R8, DI
+	CMOVQGT   DI, R8
+	SUBQ      R8, DI
+	LEAQ      1(R8), R11
 	SHRQ      $0x01, R11
 	SHLQ      $0x03, R11
-	MOVQ      AX, R12
-	ADDQ      AX, R11
-	LEAQ      3(R10), R10
+	LEAQ      3(R8), R10
 	SHRQ      $0x02, R10
-	LEAQ      (R11)(R10*8), AX
-	LEAQ      (SP), R13
+	LEAQ      (AX)(R11*1), R12
+	LEAQ      (SP), R8
+	MOVQ      R10, R13
 
-t4x32x4spread:
-	VPMOVZXBD (R12), Y6
-	VPMOVZXBD 8(R12), Y7
-	VPMOVZXBD (R11), Y8
-	VPAND     lowNibble<>+0(SB), Y6, Y9
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, (R13)
-	VPSRLD    $0x04, Y6, Y6
-	VPAND     lowNibble<>+0(SB), Y6, Y9
-	VPSRLD    $0x02, Y8, Y8
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, 32(R13)
-	VPAND     lowNibble<>+0(SB), Y7, Y9
-	VPSRLD    $0x02, Y8, Y8
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, 64(R13)
-	VPSRLD    $0x04, Y7, Y7
-	VPAND     lowNibble<>+0(SB), Y7, Y9
-	VPSRLD    $0x02, Y8, Y8
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, 96(R13)
-	ADDQ      $0x10, R12
-	ADDQ      $0x08, R11
-	ADDQ      $0x00000080, R13
-	DECQ      R10
-	JNE       t4x32x4spread
-	LEAQ      (SP), R10
+t4x32x2x1spread0:
+	VPERMQ       $0x50, (AX), Y3
+	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
+	VPAND        lowNibbles<>+0(SB), Y3, Y3
+	VPBROADCASTQ (R12), Y4
+	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
+	VPAND        lowPairs<>+0(SB), Y4, Y4
+	VPSLLW       $0x04, Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSUBB       subBias<>+0(SB), Y3, Y3
+	VMOVDQU      Y3, (R8)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R12
+	ADDQ         $0x20, R8
+	DECQ         R13
+	JNE          t4x32x2x1spread0
+	MOVQ         R12, AX
+	LEAQ         (CX)(R11*1), R11
+	LEAQ         128(SP), R8
 
-t4x32x4block:
-	LEAQ         (CX)(DI*2), R11
-	VMOVDQU      (AX), Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD (CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y6
-	VPBROADCASTD (CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y7
-	VPBROADCASTD (CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y8
-	VPBROADCASTD (R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y9
-	VMOVDQU      32(AX), Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 4(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 4(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 4(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 4(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      64(AX), Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 8(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 8(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 8(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 8(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      96(AX), Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 12(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 12(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 12(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 12(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	LEAQ         (CX)(DI*2), R11
-	VMOVDQU      (AX), Y4
-	VPSRLW       $0x04, Y4, Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 16(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 16(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 16(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 16(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      32(AX), Y4
-	VPSRLW       $0x04, Y4, Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 20(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 20(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 20(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 20(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      64(AX), Y4
-	VPSRLW       $0x04, Y4, Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 24(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 24(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 24(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 24(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      96(AX), Y4
-	VPSRLW       $0x04, Y4, Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 28(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 28(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 28(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 28(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVUPS      (R10), Y4
-	ADDQ         $0x20, R10
-	LEAQ         (DX)(R8*2), R11
-	VCVTDQ2PS    Y6, Y6
-	VBROADCASTSS (DX), Y10
-	VMULPS       Y10, Y4, Y10
-	VFMADD231PS  Y6, Y10, Y0
+t4x32x2x1spread1:
+	VPERMQ       $0x50, (CX), Y3
+	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
+	VPAND        lowNibbles<>+0(SB), Y3, Y3
+	VPBROADCASTQ (R11), Y4
+	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
+	VPAND        lowPairs<>+0(SB), Y4, Y4
+	VPSLLW       $0x04, Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSUBB       subBias<>+0(SB), Y3, Y3
+	VMOVDQU      Y3, (R8)
+	ADDQ         $0x10, CX
+	ADDQ         $0x08, R11
+	ADDQ         $0x20, R8
+	DECQ         R10
+	JNE          t4x32x2x1spread1
+	MOVQ         R11, CX
+	LEAQ         (SP), R8
+
+t4x32x2x1block:
+	PREFETCHT0   2048(AX)
+	PREFETCHT0   2112(AX)
+	PREFETCHT0   2048(CX)
+	PREFETCHT0   2112(CX)
+	VPBROADCASTQ (R8), Y3
+	VPSHUFB      subPairs<>+0(SB), Y3, Y3
+	VPSRAW       $0x08, Y3, Y3
+	VPBROADCASTQ 128(R8), Y4
+	VPSHUFB      subPairs<>+0(SB), Y4, Y4
+	VPSRAW       $0x08, Y4, Y4
+	ADDQ         $0x08, R8
+	VPBROADCASTD (DX), Y11
+	VMOVDQU      (AX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y7
+	VMOVDQU      (CX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y8
+	VPBROADCASTD 4(DX), Y11
+	VMOVDQU      32(AX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      32(CX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 8(DX), Y11
+	VMOVDQU      64(AX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      64(CX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 12(DX), Y11
+	VMOVDQU      96(AX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      96(CX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 16(DX), Y11
+	VMOVDQU      (AX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      (CX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 20(DX), Y11
+	VMOVDQU      32(AX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      32(CX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 24(DX), Y11
+	VMOVDQU      64(AX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      64(CX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 28(DX), Y11
+	VMOVDQU      96(AX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      96(CX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VBROADCASTSS (BX), Y3
 	VCVTDQ2PS    Y7, Y7
-	VBROADCASTSS (DX)(R8*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y7, Y6, Y1
+	VMULPS       Y3, Y1, Y4
+	VFMADD231PS  Y7, Y4, Y5
 	VCVTDQ2PS    Y8, Y8
-	VBROADCASTSS (DX)(R8*2), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y8, Y6, Y2
-	VCVTDQ2PS    Y9, Y9
-	VBROADCASTSS (R11)(R8*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y9, Y6, Y3
+	VMULPS       Y3, Y2, Y4
+	VFMADD231PS  Y8, Y4, Y6
 	ADDQ         $0x00000080, AX
-	ADDQ         $0x20, CX
-	ADDQ         $0x04, DX
+	ADDQ         $0x00000080, CX
+	ADDQ         $0x20, DX
+	ADDQ         $0x04, BX
 	DECQ         R9
-	JNE          t4x32x4block
-	TESTQ        BX, BX
-	JNE          t4x32x4span
+	JNE          t4x32x2x1block
+	TESTQ        SI, SI
+	JNE          t4x32x2x1span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y0, (AX)
+	VMOVUPS      Y5, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      Y1, (AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y2, (AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y3, (AX)
+	VMOVUPS      Y6, (AX)
 	VZEROUPPER
 	RET
 
-// func avx2Table4x16x1(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
-TEXT ·avx2Table4x16x1(SB), NOSPLIT, $512-72
+// func avx2Table4x32x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3
+TEXT ·avx2Table4x32x1x4(SB), NOSPLIT, $128-80
 	MOVQ           data+16(FP), AX
-	MOVQ           q+24(FP), CX
-	MOVQ           scale+32(FP), DX
-	MOVQ           blocks+40(FP), BX
-	MOVQ           groups+56(FP), SI
-	VXORPS         Y0, Y0, Y0
-	MOVQ           table+64(FP), DI
-	VBROADCASTI128 (DI), Y2
+	MOVQ           q+32(FP), CX
+	MOVQ           scale+40(FP), DX
+	MOVQ           blocks+48(FP), BX
+	MOVQ           BX, SI
+	SHLQ           $0x05, SI
+	MOVQ           BX, DI
+	SHLQ           $0x02, DI
+	MOVQ           groups+64(FP), R8
+	VXORPS         Y3, Y3, Y3
+	VXORPS         Y4, Y4, Y4
+	VXORPS         Y5, Y5, Y5
+	VXORPS         Y6, Y6, Y6
+	MOVQ           table+72(FP), R9
+	VBROADCASTI128 (R9), Y0
 
-t4x16x1span:
-	MOVQ      span+48(FP), DI
-	CMPQ      DI, BX
-	CMOVQGT   BX, DI
-	SUBQ      DI, BX
+t4x32x1x4span:
+	MOVQ      span+56(FP), R10
+	CMPQ      R10, BX
+	CMOVQGT   BX, R10
+	SUBQ      R10, BX
 	VCVTPH2PS (AX), Y1
 	ADDQ      $0x10, AX
-	MOVQ      $0x0000000000000010, R8
-	CMPQ      R8, SI
-	CMOVQGT   SI, R8
-	SUBQ      R8, SI
-	LEAQ      1(R8), R9
+	MOVQ      $0x0000000000000008, R11
+	CMPQ      R11, R8
+	CMOVQGT   R8, R11
+	SUBQ      R11, R8
+	LEAQ      1(R11), R9
 	SHRQ      $0x01, R9
 	SHLQ      $0x03, R9
-	MOVQ      AX, R10
-	ADDQ      AX, R9
-	LEAQ      3(R8), R8
-	SHRQ      $0x02, R8
-	LEAQ      (R9)(R8*8), AX
-	LEAQ      (SP), R11
+	LEAQ      3(R11), R11
+	SHRQ      $0x02, R11
+	LEAQ      (AX)(R9*1), R12
+	LEAQ      (SP), R9
 
-t4x16x1spread:
-	VPMOVZXBD (R10), Y3
-	VPMOVZXBD 8(R10), Y4
-	VPMOVZXBD (R9), Y5
-	VPAND     lowNibble<>+0(SB), Y3, Y6
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, (R11)
-	VPSRLD    $0x04, Y3, Y3
-	VPAND     lowNibble<>+0(SB), Y3, Y6
-	VPSRLD    $0x02, Y5, Y5
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, 32(R11)
-	VPAND     lowNibble<>+0(SB), Y4, Y6
-	VPSRLD    $0x02, Y5, Y5
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, 64(R11)
-	VPSRLD    $0x04, Y4, Y4
-	VPAND     lowNibble<>+0(SB), Y4, Y6
-	VPSRLD    $0x02, Y5, Y5
-	VPAND     lowPair<>+0(SB), Y5, Y7
-	VPSLLD    $0x04, Y7, Y7
-	VPOR      Y7, Y6, Y6
-	VPSUBD    subBias<>+0(SB), Y6, Y6
-	VCVTDQ2PS Y6, Y6
-	VMULPS    Y1, Y6, Y6
-	VMOVUPS   Y6, 96(R11)
-	ADDQ      $0x10, R10
-	ADDQ      $0x08, R9
-	ADDQ      $0x00000080, R11
-	DECQ      R8
-	JNE       t4x16x1spread
-	LEAQ      (SP), R8
+t4x32x1x4spread0:
+	VPERMQ       $0x50, (AX), Y2
+	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
+	VPAND        lowNibbles<>+0(SB), Y2, Y2
+	VPBROADCASTQ (R12), Y7
+	VPSRLVQ      pairShifts<>+0(SB), Y7, Y7
+	VPAND        lowPairs<>+0(SB), Y7, Y7
+	VPSLLW       $0x04, Y7, Y7
+	VPOR         Y7, Y2, Y2
+	VPSUBB       subBias<>+0(SB), Y2, Y2
+	VMOVDQU      Y2, (R9)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R12
+	ADDQ         $0x20, R9
+	DECQ         R11
+	JNE          t4x32x1x4spread0
+	MOVQ         R12, AX
+	LEAQ         (SP), R9
 
-t4x16x1block:
-	PREFETCHT0   2048(AX)
-	PREFETCHT0   2112(AX)
-	VMOVDQU      (AX), Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD (CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y3
-	VMOVDQU      32(AX), Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 4(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      64(AX), Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 8(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      96(AX), Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 12(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVUPS      (R8), Y1
-	ADDQ         $0x20, R8
-	VCVTDQ2PS    Y3, Y3
-	VBROADCASTSS (DX), Y4
-	VMULPS       Y4, Y1, Y4
-	VFMADD231PS  Y3, Y4, Y0
-	VMOVDQU      (AX), Y1
-	VPSRLW       $0x04, Y1, Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 16(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y3
-	VMOVDQU      32(AX), Y1
-	VPSRLW       $0x04, Y1, Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 20(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      64(AX), Y1
-	VPSRLW       $0x04, Y1, Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 24(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVDQU      96(AX), Y1
-	VPSRLW       $0x04, Y1, Y1
-	VPAND        nibbles<>+0(SB), Y1, Y1
-	VPSHUFB      Y1, Y2, Y1
-	VPABSB       Y1, Y4
-	VPBROADCASTD 28(CX), Y5
-	VPSIGNB      Y1, Y5, Y5
-	VPMADDUBSW   Y5, Y4, Y5
-	VPMADDWD     ones<>+0(SB), Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VMOVUPS      (R8), Y1
-	ADDQ         $0x20, R8
-	VCVTDQ2PS    Y3, Y3
-	VBROADCASTSS (DX), Y4
-	VMULPS       Y4, Y1, Y4
-	VFMADD231PS  Y3, Y4, Y0
+t4x32x1x4block:
+	LEAQ         (CX)(SI*2), R11
+	VPBROADCASTQ (R9), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, R9
+	VMOVDQU      (AX), Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD (CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y7
+	VPBROADCASTD (CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y8
+	VPBROADCASTD (CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y9
+	VPBROADCASTD (R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y10
+	VMOVDQU      32(AX), Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 4(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 4(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 4(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 4(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      64(AX), Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 8(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 8(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 8(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 8(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      96(AX), Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 12(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 12(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 12(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 12(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      (AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 16(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 16(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 16(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 16(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      32(AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 20(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 20(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 20(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 20(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 24(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 24(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 24(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 24(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      96(AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 28(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 28(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 28(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 28(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	LEAQ         (DX)(DI*2), R11
+	VBROADCASTSS (DX), Y2
+	VCVTDQ2PS    Y7, Y7
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y7, Y2, Y3
+	VBROADCASTSS (DX)(DI*1), Y2
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y8, Y2, Y4
+	VBROADCASTSS (DX)(DI*2), Y2
+	VCVTDQ2PS    Y9, Y9
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y9, Y2, Y5
+	VBROADCASTSS (R11)(DI*1), Y2
+	VCVTDQ2PS    Y10, Y10
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y10, Y2, Y6
 	ADDQ         $0x00000080, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
-	DECQ         DI
-	JNE          t4x16x1block
+	DECQ         R10
+	JNE          t4x32x1x4block
 	TESTQ        BX, BX
-	JNE          t4x16x1span
+	JNE          t4x32x1x4span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y0, (AX)
+	VMOVUPS      Y3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y5, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y6, (AX)
 	VZEROUPPER
 	RET
 
-// func avx2Table4x16x4(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, CMOV, F16C, FMA3
-TEXT ·avx2Table4x16x4(SB), NOSPLIT, $512-72
+// func avx2Table4x16x1x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table4x16x1x1(SB), NOSPLIT, $128-80
 	MOVQ           data+16(FP), AX
-	MOVQ           q+24(FP), CX
-	MOVQ           scale+32(FP), DX
-	MOVQ           blocks+40(FP), BX
-	MOVQ           groups+56(FP), SI
-	MOVQ           BX, DI
-	SHLQ           $0x05, DI
-	MOVQ           BX, R8
-	SHLQ           $0x02, R8
-	VXORPS         Y0, Y0, Y0
-	VXORPS         Y1, Y1, Y1
-	VXORPS         Y2, Y2, Y2
+	MOVQ           q+32(FP), CX
+	MOVQ           scale+40(FP), DX
+	MOVQ           blocks+48(FP), BX
+	MOVQ           groups+64(FP), SI
 	VXORPS         Y3, Y3, Y3
-	MOVQ           table+64(FP), R9
-	VBROADCASTI128 (R9), Y5
+	MOVQ           table+72(FP), DI
+	VBROADCASTI128 (DI), Y0
 
-t4x16x4span:
-	MOVQ      span+48(FP), R9
-	CMPQ      R9, BX
-	CMOVQGT   BX, R9
-	SUBQ      R9, BX
-	VCVTPH2PS (AX), Y4
+t4x16x1x1span:
+	MOVQ      span+56(FP), R8
+	CMPQ      R8, BX
+	CMOVQGT   BX, R8
+	SUBQ      R8, BX
+	VCVTPH2PS (AX), Y1
 	ADDQ      $0x10, AX
-	MOVQ      $0x0000000000000010, R10
-	CMPQ      R10, SI
-	CMOVQGT   SI, R10
-	SUBQ      R10, SI
-	LEAQ      1(R10), R11
-	SHRQ      $0x01, R11
-	SHLQ      $0x03, R11
-	MOVQ      AX, R12
-	ADDQ      AX, R11
-	LEAQ      3(R10), R10
-	SHRQ      $0x02, R10
-	LEAQ      (R11)(R10*8), AX
-	LEAQ      (SP), R13
+	MOVQ      $0x0000000000000010, R9
+	CMPQ      R9, SI
+	CMOVQGT   SI, R9
+	SUBQ      R9, SI
+	LEAQ      1(R9), DI
+	SHRQ      $0x01, DI
+	SHLQ      $0x03, DI
+	LEAQ      3(R9), R9
+	SHRQ      $0x02, R9
+	LEAQ      (AX)(DI*1), R10
+	LEAQ      (SP), DI
 
-t4x16x4spread:
-	VPMOVZXBD (R12), Y6
-	VPMOVZXBD 8(R12), Y7
-	VPMOVZXBD (R11), Y8
-	VPAND     lowNibble<>+0(SB), Y6, Y9
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, (R13)
-	VPSRLD    $0x04, Y6, Y6
-	VPAND     lowNibble<>+0(SB), Y6, Y9
-	VPSRLD    $0x02, Y8, Y8
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, 32(R13)
-	VPAND     lowNibble<>+0(SB), Y7, Y9
-	VPSRLD    $0x02, Y8, Y8
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, 64(R13)
-	VPSRLD    $0x04, Y7, Y7
-	VPAND     lowNibble<>+0(SB), Y7, Y9
-	VPSRLD    $0x02, Y8, Y8
-	VPAND     lowPair<>+0(SB), Y8, Y10
-	VPSLLD    $0x04, Y10, Y10
-	VPOR      Y10, Y9, Y9
-	VPSUBD    subBias<>+0(SB), Y9, Y9
-	VCVTDQ2PS Y9, Y9
-	VMULPS    Y4, Y9, Y9
-	VMOVUPS   Y9, 96(R13)
-	ADDQ      $0x10, R12
-	ADDQ      $0x08, R11
-	ADDQ      $0x00000080, R13
-	DECQ      R10
-	JNE       t4x16x4spread
-	LEAQ      (SP), R10
+t4x16x1x1spread0:
+	VPERMQ       $0x50, (AX), Y2
+	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
+	VPAND        lowNibbles<>+0(SB), Y2, Y2
+	VPBROADCASTQ (R10), Y4
+	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
+	VPAND        lowPairs<>+0(SB), Y4, Y4
+	VPSLLW       $0x04, Y4, Y4
+	VPOR         Y4, Y2, Y2
+	VPSUBB       subBias<>+0(SB), Y2, Y2
+	VMOVDQU      Y2, (DI)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R10
+	ADDQ         $0x20, DI
+	DECQ         R9
+	JNE          t4x16x1x1spread0
+	MOVQ         R10, AX
+	LEAQ         (SP), DI
 
-t4x16x4block:
-	LEAQ         (CX)(DI*2), R11
-	VMOVDQU      (AX), Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD (CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y6
-	VPBROADCASTD (CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y7
-	VPBROADCASTD (CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y8
-	VPBROADCASTD (R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y9
-	VMOVDQU      32(AX), Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 4(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 4(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 4(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 4(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      64(AX), Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 8(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 8(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 8(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 8(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      96(AX), Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 12(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 12(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 12(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 12(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVUPS      (R10), Y4
-	ADDQ         $0x20, R10
-	LEAQ         (DX)(R8*2), R11
-	VCVTDQ2PS    Y6, Y6
-	VBROADCASTSS (DX), Y10
-	VMULPS       Y10, Y4, Y10
-	VFMADD231PS  Y6, Y10, Y0
-	VCVTDQ2PS    Y7, Y7
-	VBROADCASTSS (DX)(R8*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y7, Y6, Y1
-	VCVTDQ2PS    Y8, Y8
-	VBROADCASTSS (DX)(R8*2), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y8, Y6, Y2
-	VCVTDQ2PS    Y9, Y9
-	VBROADCASTSS (R11)(R8*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y9, Y6, Y3
-	LEAQ         (CX)(DI*2), R11
-	VMOVDQU      (AX), Y4
-	VPSRLW       $0x04, Y4, Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 16(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y6
-	VPBROADCASTD 16(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y7
-	VPBROADCASTD 16(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y8
-	VPBROADCASTD 16(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y9
-	VMOVDQU      32(AX), Y4
-	VPSRLW       $0x04, Y4, Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 20(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 20(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 20(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 20(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      64(AX), Y4
-	VPSRLW       $0x04, Y4, Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 24(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 24(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 24(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 24(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVDQU      96(AX), Y4
-	VPSRLW       $0x04, Y4, Y4
-	VPAND        nibbles<>+0(SB), Y4, Y4
-	VPSHUFB      Y4, Y5, Y4
-	VPABSB       Y4, Y10
-	VPBROADCASTD 28(CX), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y6, Y6
-	VPBROADCASTD 28(CX)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y7, Y7
-	VPBROADCASTD 28(CX)(DI*2), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y8, Y8
-	VPBROADCASTD 28(R11)(DI*1), Y11
-	VPSIGNB      Y4, Y11, Y11
-	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     ones<>+0(SB), Y11, Y11
-	VPADDD       Y11, Y9, Y9
-	VMOVUPS      (R10), Y4
-	ADDQ         $0x20, R10
-	LEAQ         (DX)(R8*2), R11
-	VCVTDQ2PS    Y6, Y6
-	VBROADCASTSS (DX), Y10
-	VMULPS       Y10, Y4, Y10
-	VFMADD231PS  Y6, Y10, Y0
-	VCVTDQ2PS    Y7, Y7
-	VBROADCASTSS (DX)(R8*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y7, Y6, Y1
-	VCVTDQ2PS    Y8, Y8
-	VBROADCASTSS (DX)(R8*2), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y8, Y6, Y2
-	VCVTDQ2PS    Y9, Y9
-	VBROADCASTSS (R11)(R8*1), Y6
-	VMULPS       Y6, Y4, Y6
-	VFMADD231PS  Y9, Y6, Y3
+t4x16x1x1block:
+	PREFETCHT0   2048(AX)
+	PREFETCHT0   2112(AX)
+	VPBROADCASTQ (DI), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, DI
+	VMOVDQU      (AX), Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD (CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y4
+	VMOVDQU      32(AX), Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 4(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVDQU      64(AX), Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 8(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVDQU      96(AX), Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 12(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VPBROADCASTQ (DI), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, DI
+	VMOVDQU      (AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 16(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVDQU      32(AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 20(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVDQU      64(AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 24(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVDQU      96(AX), Y5
+	VPSRLW       $0x04, Y5, Y5
+	VPAND        nibbles<>+0(SB), Y5, Y5
+	VPSHUFB      Y5, Y0, Y5
+	VPABSB       Y5, Y6
+	VPBROADCASTD 28(CX), Y7
+	VPSIGNB      Y5, Y7, Y5
+	VPMADDUBSW   Y5, Y6, Y5
+	VPMADDWD     Y2, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VBROADCASTSS (DX), Y2
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y4, Y2, Y3
 	ADDQ         $0x00000080, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
-	DECQ         R9
-	JNE          t4x16x4block
+	DECQ         R8
+	JNE          t4x16x1x1block
 	TESTQ        BX, BX
-	JNE          t4x16x4span
+	JNE          t4x16x1x1span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y0, (AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y1, (AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y2, (AX)
-	ADDQ         CX, AX
 	VMOVUPS      Y3, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table4x16x2x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·avx2Table4x16x2x1(SB), NOSPLIT, $256-80
+	MOVQ           data+16(FP), AX
+	MOVQ           dataStride+24(FP), CX
+	ADDQ           AX, CX
+	MOVQ           q+32(FP), DX
+	MOVQ           scale+40(FP), BX
+	MOVQ           blocks+48(FP), SI
+	MOVQ           groups+64(FP), DI
+	VXORPS         Y5, Y5, Y5
+	VXORPS         Y6, Y6, Y6
+	MOVQ           table+72(FP), R8
+	VBROADCASTI128 (R8), Y0
+
+t4x16x2x1span:
+	MOVQ      span+56(FP), R9
+	CMPQ      R9, SI
+	CMOVQGT   SI, R9
+	SUBQ      R9, SI
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+	VCVTPH2PS (CX), Y2
+	ADDQ      $0x10, CX
+	MOVQ      $0x0000000000000010, R8
+	CMPQ      R8, DI
+	CMOVQGT   DI, R8
+	SUBQ      R8, DI
+	LEAQ      1(R8), R11
+	SHRQ      $0x01, R11
+	SHLQ      $0x03, R11
+	LEAQ      3(R8), R10
+	SHRQ      $0x02, R10
+	LEAQ      (AX)(R11*1), R12
+	LEAQ      (SP), R8
+	MOVQ      R10, R13
+
+t4x16x2x1spread0:
+	VPERMQ       $0x50, (AX), Y3
+	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
+	VPAND        lowNibbles<>+0(SB), Y3, Y3
+	VPBROADCASTQ (R12), Y4
+	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
+	VPAND        lowPairs<>+0(SB), Y4, Y4
+	VPSLLW       $0x04, Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSUBB       subBias<>+0(SB), Y3, Y3
+	VMOVDQU      Y3, (R8)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R12
+	ADDQ         $0x20, R8
+	DECQ         R13
+	JNE          t4x16x2x1spread0
+	MOVQ         R12, AX
+	LEAQ         (CX)(R11*1), R11
+	LEAQ         128(SP), R8
+
+t4x16x2x1spread1:
+	VPERMQ       $0x50, (CX), Y3
+	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
+	VPAND        lowNibbles<>+0(SB), Y3, Y3
+	VPBROADCASTQ (R11), Y4
+	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
+	VPAND        lowPairs<>+0(SB), Y4, Y4
+	VPSLLW       $0x04, Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSUBB       subBias<>+0(SB), Y3, Y3
+	VMOVDQU      Y3, (R8)
+	ADDQ         $0x10, CX
+	ADDQ         $0x08, R11
+	ADDQ         $0x20, R8
+	DECQ         R10
+	JNE          t4x16x2x1spread1
+	MOVQ         R11, CX
+	LEAQ         (SP), R8
+
+t4x16x2x1block:
+	PREFETCHT0   2048(AX)
+	PREFETCHT0   2112(AX)
+	PREFETCHT0   2048(CX)
+	PREFETCHT0   2112(CX)
+	VPBROADCASTQ (R8), Y3
+	VPSHUFB      subPairs<>+0(SB), Y3, Y3
+	VPSRAW       $0x08, Y3, Y3
+	VPBROADCASTQ 128(R8), Y4
+	VPSHUFB      subPairs<>+0(SB), Y4, Y4
+	VPSRAW       $0x08, Y4, Y4
+	ADDQ         $0x08, R8
+	VPBROADCASTD (DX), Y11
+	VMOVDQU      (AX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y7
+	VMOVDQU      (CX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y8
+	VPBROADCASTD 4(DX), Y11
+	VMOVDQU      32(AX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      32(CX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 8(DX), Y11
+	VMOVDQU      64(AX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      64(CX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 12(DX), Y11
+	VMOVDQU      96(AX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      96(CX), Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTQ (R8), Y3
+	VPSHUFB      subPairs<>+0(SB), Y3, Y3
+	VPSRAW       $0x08, Y3, Y3
+	VPBROADCASTQ 128(R8), Y4
+	VPSHUFB      subPairs<>+0(SB), Y4, Y4
+	VPSRAW       $0x08, Y4, Y4
+	ADDQ         $0x08, R8
+	VPBROADCASTD 16(DX), Y11
+	VMOVDQU      (AX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      (CX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 20(DX), Y11
+	VMOVDQU      32(AX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      32(CX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 24(DX), Y11
+	VMOVDQU      64(AX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      64(CX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 28(DX), Y11
+	VMOVDQU      96(AX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y3, Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMOVDQU      96(CX), Y9
+	VPSRLW       $0x04, Y9, Y9
+	VPAND        nibbles<>+0(SB), Y9, Y9
+	VPSHUFB      Y9, Y0, Y9
+	VPABSB       Y9, Y10
+	VPSIGNB      Y9, Y11, Y9
+	VPMADDUBSW   Y9, Y10, Y9
+	VPMADDWD     Y4, Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VBROADCASTSS (BX), Y3
+	VCVTDQ2PS    Y7, Y7
+	VMULPS       Y3, Y1, Y4
+	VFMADD231PS  Y7, Y4, Y5
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y3, Y2, Y4
+	VFMADD231PS  Y8, Y4, Y6
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x00000080, CX
+	ADDQ         $0x20, DX
+	ADDQ         $0x04, BX
+	DECQ         R9
+	JNE          t4x16x2x1block
+	TESTQ        SI, SI
+	JNE          t4x16x2x1span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y5, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y6, (AX)
+	VZEROUPPER
+	RET
+
+// func avx2Table4x16x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3
+TEXT ·avx2Table4x16x1x4(SB), NOSPLIT, $128-80
+	MOVQ           data+16(FP), AX
+	MOVQ           q+32(FP), CX
+	MOVQ           scale+40(FP), DX
+	MOVQ           blocks+48(FP), BX
+	MOVQ           BX, SI
+	SHLQ           $0x05, SI
+	MOVQ           BX, DI
+	SHLQ           $0x02, DI
+	MOVQ           groups+64(FP), R8
+	VXORPS         Y3, Y3, Y3
+	VXORPS         Y4, Y4, Y4
+	VXORPS         Y5, Y5, Y5
+	VXORPS         Y6, Y6, Y6
+	MOVQ           table+72(FP), R9
+	VBROADCASTI128 (R9), Y0
+
+t4x16x1x4span:
+	MOVQ      span+56(FP), R10
+	CMPQ      R10, BX
+	CMOVQGT   BX, R10
+	SUBQ      R10, BX
+	VCVTPH2PS (AX), Y1
+	ADDQ      $0x10, AX
+	MOVQ      $0x0000000000000010, R11
+	CMPQ      R11, R8
+	CMOVQGT   R8, R11
+	SUBQ      R11, R8
+	LEAQ      1(R11), R9
+	SHRQ      $0x01, R9
+	SHLQ      $0x03, R9
+	LEAQ      3(R11), R11
+	SHRQ      $0x02, R11
+	LEAQ      (AX)(R9*1), R12
+	LEAQ      (SP), R9
+
+t4x16x1x4spread0:
+	VPERMQ       $0x50, (AX), Y2
+	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
+	VPAND        lowNibbles<>+0(SB), Y2, Y2
+	VPBROADCASTQ (R12), Y7
+	VPSRLVQ      pairShifts<>+0(SB), Y7, Y7
+	VPAND        lowPairs<>+0(SB), Y7, Y7
+	VPSLLW       $0x04, Y7, Y7
+	VPOR         Y7, Y2, Y2
+	VPSUBB       subBias<>+0(SB), Y2, Y2
+	VMOVDQU      Y2, (R9)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R12
+	ADDQ         $0x20, R9
+	DECQ         R11
+	JNE          t4x16x1x4spread0
+	MOVQ         R12, AX
+	LEAQ         (SP), R9
+
+t4x16x1x4block:
+	LEAQ         (CX)(SI*2), R11
+	VPBROADCASTQ (R9), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, R9
+	VMOVDQU      (AX), Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD (CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y7
+	VPBROADCASTD (CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y8
+	VPBROADCASTD (CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y9
+	VPBROADCASTD (R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y10
+	VMOVDQU      32(AX), Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 4(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 4(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 4(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 4(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      64(AX), Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 8(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 8(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 8(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 8(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      96(AX), Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 12(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 12(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 12(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 12(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VPBROADCASTQ (R9), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, R9
+	VMOVDQU      (AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 16(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 16(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 16(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 16(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      32(AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 20(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 20(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 20(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 20(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      64(AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 24(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 24(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 24(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 24(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	VMOVDQU      96(AX), Y11
+	VPSRLW       $0x04, Y11, Y11
+	VPAND        nibbles<>+0(SB), Y11, Y11
+	VPSHUFB      Y11, Y0, Y11
+	VPABSB       Y11, Y12
+	VPBROADCASTD 28(CX), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	VPBROADCASTD 28(CX)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y8, Y8
+	VPBROADCASTD 28(CX)(SI*2), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y9, Y9
+	VPBROADCASTD 28(R11)(SI*1), Y13
+	VPSIGNB      Y11, Y13, Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPMADDWD     Y2, Y13, Y13
+	VPADDD       Y13, Y10, Y10
+	LEAQ         (DX)(DI*2), R11
+	VBROADCASTSS (DX), Y2
+	VCVTDQ2PS    Y7, Y7
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y7, Y2, Y3
+	VBROADCASTSS (DX)(DI*1), Y2
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y8, Y2, Y4
+	VBROADCASTSS (DX)(DI*2), Y2
+	VCVTDQ2PS    Y9, Y9
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y9, Y2, Y5
+	VBROADCASTSS (R11)(DI*1), Y2
+	VCVTDQ2PS    Y10, Y10
+	VMULPS       Y2, Y1, Y2
+	VFMADD231PS  Y10, Y2, Y6
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x20, CX
+	ADDQ         $0x04, DX
+	DECQ         R10
+	JNE          t4x16x1x4block
+	TESTQ        BX, BX
+	JNE          t4x16x1x4span
+	MOVQ         out+0(FP), AX
+	MOVQ         outStride+8(FP), CX
+	VMOVUPS      Y3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y5, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y6, (AX)
 	VZEROUPPER
 	RET
 
@@ -7080,14 +8460,14 @@ TEXT ·avx2Widen3x0(SB), NOSPLIT, $0-48
 	MOVQ           data+8(FP), CX
 	MOVQ           blocks+16(FP), DX
 	MOVQ           table+40(FP), BX
-	VBROADCASTI128 (BX), Y1
+	VBROADCASTI128 (BX), Y0
 
 widen3x0span:
 	MOVQ      span+24(FP), BX
 	CMPQ      BX, DX
 	CMOVQGT   DX, BX
 	SUBQ      BX, DX
-	VCVTPH2PS (CX), Y0
+	VCVTPH2PS (CX), Y1
 	ADDQ      $0x10, CX
 
 widen3x0block:
@@ -7097,7 +8477,7 @@ widen3x0block:
 	VPSLLW  $0x02, Y3, Y3
 	VPAND   thirdBits<>+0(SB), Y3, Y3
 	VPOR    Y3, Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7109,7 +8489,7 @@ widen3x0block:
 	VPSLLW  $0x01, Y3, Y3
 	VPAND   thirdBits<>+0(SB), Y3, Y3
 	VPOR    Y3, Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7121,7 +8501,7 @@ widen3x0block:
 	VMOVDQU 64(CX), Y3
 	VPAND   thirdBits<>+0(SB), Y3, Y3
 	VPOR    Y3, Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7134,7 +8514,7 @@ widen3x0block:
 	VPSRLW  $0x01, Y3, Y3
 	VPAND   thirdBits<>+0(SB), Y3, Y3
 	VPOR    Y3, Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7147,7 +8527,7 @@ widen3x0block:
 	VPSRLW  $0x02, Y3, Y3
 	VPAND   thirdBits<>+0(SB), Y3, Y3
 	VPOR    Y3, Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7160,7 +8540,7 @@ widen3x0block:
 	VPSRLW  $0x03, Y3, Y3
 	VPAND   thirdBits<>+0(SB), Y3, Y3
 	VPOR    Y3, Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7173,7 +8553,7 @@ widen3x0block:
 	VPSRLW  $0x04, Y3, Y3
 	VPAND   thirdBits<>+0(SB), Y3, Y3
 	VPOR    Y3, Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7186,13 +8566,13 @@ widen3x0block:
 	VPSRLW  $0x05, Y3, Y3
 	VPAND   thirdBits<>+0(SB), Y3, Y3
 	VPOR    Y3, Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
 	VMOVDQU Y3, 896(AX)
 	VMOVDQU Y2, 960(AX)
-	VMOVUPS Y0, 1024(AX)
+	VMOVUPS Y1, 1024(AX)
 	ADDQ    $0x00000060, CX
 	ADDQ    $0x00000440, AX
 	DECQ    BX
@@ -7204,390 +8584,365 @@ widen3x0block:
 
 // func avx2Widen3x32(to *float32, data *byte, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C
-TEXT ·avx2Widen3x32(SB), NOSPLIT, $512-48
+TEXT ·avx2Widen3x32(SB), NOSPLIT, $128-48
 	MOVQ           to+0(FP), AX
 	MOVQ           data+8(FP), CX
 	MOVQ           blocks+16(FP), DX
 	MOVQ           groups+32(FP), BX
 	MOVQ           table+40(FP), SI
-	VBROADCASTI128 (SI), Y1
+	VBROADCASTI128 (SI), Y0
 
 widen3x32span:
 	MOVQ      span+24(FP), DI
 	CMPQ      DI, DX
 	CMOVQGT   DX, DI
 	SUBQ      DI, DX
-	VCVTPH2PS (CX), Y0
+	VCVTPH2PS (CX), Y1
 	ADDQ      $0x10, CX
-	MOVQ      $0x0000000000000008, SI
-	CMPQ      SI, BX
-	CMOVQGT   BX, SI
-	SUBQ      SI, BX
-	LEAQ      1(SI), R8
-	SHRQ      $0x01, R8
-	SHLQ      $0x03, R8
-	MOVQ      CX, R9
-	ADDQ      CX, R8
-	LEAQ      3(SI), SI
-	SHRQ      $0x02, SI
-	LEAQ      (R8)(SI*8), CX
-	LEAQ      (SP), R10
-
-widen3x32spread:
-	VPMOVZXBD (R9), Y2
-	VPMOVZXBD 8(R9), Y3
-	VPMOVZXBD (R8), Y4
-	VPAND     lowNibble<>+0(SB), Y2, Y5
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, (R10)
-	VPSRLD    $0x04, Y2, Y2
-	VPAND     lowNibble<>+0(SB), Y2, Y5
-	VPSRLD    $0x02, Y4, Y4
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, 32(R10)
-	VPAND     lowNibble<>+0(SB), Y3, Y5
-	VPSRLD    $0x02, Y4, Y4
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, 64(R10)
-	VPSRLD    $0x04, Y3, Y3
-	VPAND     lowNibble<>+0(SB), Y3, Y5
-	VPSRLD    $0x02, Y4, Y4
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, 96(R10)
-	ADDQ      $0x10, R9
-	ADDQ      $0x08, R8
-	ADDQ      $0x00000080, R10
-	DECQ      SI
-	JNE       widen3x32spread
+	MOVQ      $0x0000000000000008, R8
+	CMPQ      R8, BX
+	CMOVQGT   BX, R8
+	SUBQ      R8, BX
+	LEAQ      1(R8), SI
+	SHRQ      $0x01, SI
+	SHLQ      $0x03, SI
+	LEAQ      3(R8), R8
+	SHRQ      $0x02, R8
+	LEAQ      (CX)(SI*1), R9
 	LEAQ      (SP), SI
 
+widen3x32spread0:
+	VPERMQ       $0x50, (CX), Y2
+	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
+	VPAND        lowNibbles<>+0(SB), Y2, Y2
+	VPBROADCASTQ (R9), Y3
+	VPSRLVQ      pairShifts<>+0(SB), Y3, Y3
+	VPAND        lowPairs<>+0(SB), Y3, Y3
+	VPSLLW       $0x04, Y3, Y3
+	VPOR         Y3, Y2, Y2
+	VPSUBB       subBias<>+0(SB), Y2, Y2
+	VMOVDQU      Y2, (SI)
+	ADDQ         $0x10, CX
+	ADDQ         $0x08, R9
+	ADDQ         $0x20, SI
+	DECQ         R8
+	JNE          widen3x32spread0
+	MOVQ         R9, CX
+	LEAQ         (SP), SI
+
 widen3x32block:
-	VMOVDQU (CX), Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSLLW  $0x02, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, (AX)
-	VMOVDQU Y0, 64(AX)
-	VMOVDQU 32(CX), Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSLLW  $0x01, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 128(AX)
-	VMOVDQU Y0, 192(AX)
-	VMOVDQU (CX), Y0
-	VPSRLW  $0x02, Y0, Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 256(AX)
-	VMOVDQU Y0, 320(AX)
-	VMOVDQU 32(CX), Y0
-	VPSRLW  $0x02, Y0, Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSRLW  $0x01, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 384(AX)
-	VMOVDQU Y0, 448(AX)
-	VMOVDQU (CX), Y0
-	VPSRLW  $0x04, Y0, Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSRLW  $0x02, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 512(AX)
-	VMOVDQU Y0, 576(AX)
-	VMOVDQU 32(CX), Y0
-	VPSRLW  $0x04, Y0, Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSRLW  $0x03, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 640(AX)
-	VMOVDQU Y0, 704(AX)
-	VMOVDQU (CX), Y0
-	VPSRLW  $0x06, Y0, Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSRLW  $0x04, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 768(AX)
-	VMOVDQU Y0, 832(AX)
-	VMOVDQU 32(CX), Y0
-	VPSRLW  $0x06, Y0, Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSRLW  $0x05, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 896(AX)
-	VMOVDQU Y0, 960(AX)
-	VMOVUPS (SI), Y0
-	ADDQ    $0x20, SI
-	VMOVUPS Y0, 1024(AX)
-	ADDQ    $0x00000060, CX
-	ADDQ    $0x00000440, AX
-	DECQ    DI
-	JNE     widen3x32block
-	TESTQ   DX, DX
-	JNE     widen3x32span
+	VPBROADCASTQ (SI), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, SI
+	VMOVDQU      (CX), Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSLLW       $0x02, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, (AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 64(AX)
+	VMOVDQU      32(CX), Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSLLW       $0x01, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 128(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 192(AX)
+	VMOVDQU      (CX), Y3
+	VPSRLW       $0x02, Y3, Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 256(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 320(AX)
+	VMOVDQU      32(CX), Y3
+	VPSRLW       $0x02, Y3, Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSRLW       $0x01, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 384(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 448(AX)
+	VMOVDQU      (CX), Y3
+	VPSRLW       $0x04, Y3, Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSRLW       $0x02, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 512(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 576(AX)
+	VMOVDQU      32(CX), Y3
+	VPSRLW       $0x04, Y3, Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSRLW       $0x03, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 640(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 704(AX)
+	VMOVDQU      (CX), Y3
+	VPSRLW       $0x06, Y3, Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 768(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 832(AX)
+	VMOVDQU      32(CX), Y3
+	VPSRLW       $0x06, Y3, Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSRLW       $0x05, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 896(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 960(AX)
+	VMOVUPS      Y1, 1024(AX)
+	ADDQ         $0x00000060, CX
+	ADDQ         $0x00000440, AX
+	DECQ         DI
+	JNE          widen3x32block
+	TESTQ        DX, DX
+	JNE          widen3x32span
 	VZEROUPPER
 	RET
 
 // func avx2Widen3x16(to *float32, data *byte, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C
-TEXT ·avx2Widen3x16(SB), NOSPLIT, $512-48
+TEXT ·avx2Widen3x16(SB), NOSPLIT, $128-48
 	MOVQ           to+0(FP), AX
 	MOVQ           data+8(FP), CX
 	MOVQ           blocks+16(FP), DX
 	MOVQ           groups+32(FP), BX
 	MOVQ           table+40(FP), SI
-	VBROADCASTI128 (SI), Y1
+	VBROADCASTI128 (SI), Y0
 
 widen3x16span:
 	MOVQ      span+24(FP), DI
 	CMPQ      DI, DX
 	CMOVQGT   DX, DI
 	SUBQ      DI, DX
-	VCVTPH2PS (CX), Y0
+	VCVTPH2PS (CX), Y1
 	ADDQ      $0x10, CX
-	MOVQ      $0x0000000000000010, SI
-	CMPQ      SI, BX
-	CMOVQGT   BX, SI
-	SUBQ      SI, BX
-	LEAQ      1(SI), R8
-	SHRQ      $0x01, R8
-	SHLQ      $0x03, R8
-	MOVQ      CX, R9
-	ADDQ      CX, R8
-	LEAQ      3(SI), SI
-	SHRQ      $0x02, SI
-	LEAQ      (R8)(SI*8), CX
-	LEAQ      (SP), R10
-
-widen3x16spread:
-	VPMOVZXBD (R9), Y2
-	VPMOVZXBD 8(R9), Y3
-	VPMOVZXBD (R8), Y4
-	VPAND     lowNibble<>+0(SB), Y2, Y5
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, (R10)
-	VPSRLD    $0x04, Y2, Y2
-	VPAND     lowNibble<>+0(SB), Y2, Y5
-	VPSRLD    $0x02, Y4, Y4
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, 32(R10)
-	VPAND     lowNibble<>+0(SB), Y3, Y5
-	VPSRLD    $0x02, Y4, Y4
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, 64(R10)
-	VPSRLD    $0x04, Y3, Y3
-	VPAND     lowNibble<>+0(SB), Y3, Y5
-	VPSRLD    $0x02, Y4, Y4
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, 96(R10)
-	ADDQ      $0x10, R9
-	ADDQ      $0x08, R8
-	ADDQ      $0x00000080, R10
-	DECQ      SI
-	JNE       widen3x16spread
+	MOVQ      $0x0000000000000010, R8
+	CMPQ      R8, BX
+	CMOVQGT   BX, R8
+	SUBQ      R8, BX
+	LEAQ      1(R8), SI
+	SHRQ      $0x01, SI
+	SHLQ      $0x03, SI
+	LEAQ      3(R8), R8
+	SHRQ      $0x02, R8
+	LEAQ      (CX)(SI*1), R9
 	LEAQ      (SP), SI
 
+widen3x16spread0:
+	VPERMQ       $0x50, (CX), Y2
+	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
+	VPAND        lowNibbles<>+0(SB), Y2, Y2
+	VPBROADCASTQ (R9), Y3
+	VPSRLVQ      pairShifts<>+0(SB), Y3, Y3
+	VPAND        lowPairs<>+0(SB), Y3, Y3
+	VPSLLW       $0x04, Y3, Y3
+	VPOR         Y3, Y2, Y2
+	VPSUBB       subBias<>+0(SB), Y2, Y2
+	VMOVDQU      Y2, (SI)
+	ADDQ         $0x10, CX
+	ADDQ         $0x08, R9
+	ADDQ         $0x20, SI
+	DECQ         R8
+	JNE          widen3x16spread0
+	MOVQ         R9, CX
+	LEAQ         (SP), SI
+
 widen3x16block:
-	VMOVDQU (CX), Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSLLW  $0x02, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, (AX)
-	VMOVDQU Y0, 64(AX)
-	VMOVDQU 32(CX), Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSLLW  $0x01, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 128(AX)
-	VMOVDQU Y0, 192(AX)
-	VMOVDQU (CX), Y0
-	VPSRLW  $0x02, Y0, Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 256(AX)
-	VMOVDQU Y0, 320(AX)
-	VMOVDQU 32(CX), Y0
-	VPSRLW  $0x02, Y0, Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSRLW  $0x01, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 384(AX)
-	VMOVDQU Y0, 448(AX)
-	VMOVUPS (SI), Y0
-	ADDQ    $0x20, SI
-	VMOVUPS Y0, 512(AX)
-	VMOVDQU (CX), Y0
-	VPSRLW  $0x04, Y0, Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSRLW  $0x02, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 576(AX)
-	VMOVDQU Y0, 640(AX)
-	VMOVDQU 32(CX), Y0
-	VPSRLW  $0x04, Y0, Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSRLW  $0x03, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 704(AX)
-	VMOVDQU Y0, 768(AX)
-	VMOVDQU (CX), Y0
-	VPSRLW  $0x06, Y0, Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSRLW  $0x04, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 832(AX)
-	VMOVDQU Y0, 896(AX)
-	VMOVDQU 32(CX), Y0
-	VPSRLW  $0x06, Y0, Y0
-	VPAND   twoBits<>+0(SB), Y0, Y0
-	VMOVDQU 64(CX), Y2
-	VPSRLW  $0x05, Y2, Y2
-	VPAND   thirdBits<>+0(SB), Y2, Y2
-	VPOR    Y2, Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 960(AX)
-	VMOVDQU Y0, 1024(AX)
-	VMOVUPS (SI), Y0
-	ADDQ    $0x20, SI
-	VMOVUPS Y0, 1088(AX)
-	ADDQ    $0x00000060, CX
-	ADDQ    $0x00000480, AX
-	DECQ    DI
-	JNE     widen3x16block
-	TESTQ   DX, DX
-	JNE     widen3x16span
+	VPBROADCASTQ (SI), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, SI
+	VMOVDQU      (CX), Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSLLW       $0x02, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, (AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 64(AX)
+	VMOVDQU      32(CX), Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSLLW       $0x01, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 128(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 192(AX)
+	VMOVDQU      (CX), Y3
+	VPSRLW       $0x02, Y3, Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 256(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 320(AX)
+	VMOVDQU      32(CX), Y3
+	VPSRLW       $0x02, Y3, Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSRLW       $0x01, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 384(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 448(AX)
+	VPBROADCASTQ (SI), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, SI
+	VMOVDQU      (CX), Y3
+	VPSRLW       $0x04, Y3, Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSRLW       $0x02, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 512(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 576(AX)
+	VMOVDQU      32(CX), Y3
+	VPSRLW       $0x04, Y3, Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSRLW       $0x03, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 640(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 704(AX)
+	VMOVDQU      (CX), Y3
+	VPSRLW       $0x06, Y3, Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSRLW       $0x04, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 768(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 832(AX)
+	VMOVDQU      32(CX), Y3
+	VPSRLW       $0x06, Y3, Y3
+	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      64(CX), Y4
+	VPSRLW       $0x05, Y4, Y4
+	VPAND        thirdBits<>+0(SB), Y4, Y4
+	VPOR         Y4, Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 896(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 960(AX)
+	VMOVUPS      Y1, 1024(AX)
+	ADDQ         $0x00000060, CX
+	ADDQ         $0x00000440, AX
+	DECQ         DI
+	JNE          widen3x16block
+	TESTQ        DX, DX
+	JNE          widen3x16span
 	VZEROUPPER
 	RET
 
@@ -7598,20 +8953,20 @@ TEXT ·avx2Widen4x0(SB), NOSPLIT, $0-48
 	MOVQ           data+8(FP), CX
 	MOVQ           blocks+16(FP), DX
 	MOVQ           table+40(FP), BX
-	VBROADCASTI128 (BX), Y1
+	VBROADCASTI128 (BX), Y0
 
 widen4x0span:
 	MOVQ      span+24(FP), BX
 	CMPQ      BX, DX
 	CMOVQGT   DX, BX
 	SUBQ      BX, DX
-	VCVTPH2PS (CX), Y0
+	VCVTPH2PS (CX), Y1
 	ADDQ      $0x10, CX
 
 widen4x0block:
 	VMOVDQU (CX), Y2
 	VPAND   nibbles<>+0(SB), Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7619,7 +8974,7 @@ widen4x0block:
 	VMOVDQU Y2, 64(AX)
 	VMOVDQU 32(CX), Y2
 	VPAND   nibbles<>+0(SB), Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7627,7 +8982,7 @@ widen4x0block:
 	VMOVDQU Y2, 192(AX)
 	VMOVDQU 64(CX), Y2
 	VPAND   nibbles<>+0(SB), Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7635,7 +8990,7 @@ widen4x0block:
 	VMOVDQU Y2, 320(AX)
 	VMOVDQU 96(CX), Y2
 	VPAND   nibbles<>+0(SB), Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7644,7 +8999,7 @@ widen4x0block:
 	VMOVDQU (CX), Y2
 	VPSRLW  $0x04, Y2, Y2
 	VPAND   nibbles<>+0(SB), Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7653,7 +9008,7 @@ widen4x0block:
 	VMOVDQU 32(CX), Y2
 	VPSRLW  $0x04, Y2, Y2
 	VPAND   nibbles<>+0(SB), Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7662,7 +9017,7 @@ widen4x0block:
 	VMOVDQU 64(CX), Y2
 	VPSRLW  $0x04, Y2, Y2
 	VPAND   nibbles<>+0(SB), Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
@@ -7671,13 +9026,13 @@ widen4x0block:
 	VMOVDQU 96(CX), Y2
 	VPSRLW  $0x04, Y2, Y2
 	VPAND   nibbles<>+0(SB), Y2, Y2
-	VPSHUFB Y2, Y1, Y2
+	VPSHUFB Y2, Y0, Y2
 	VPSLLW  $0x08, Y2, Y3
 	VPSRAW  $0x08, Y2, Y2
 	VPSRAW  $0x08, Y3, Y3
 	VMOVDQU Y3, 896(AX)
 	VMOVDQU Y2, 960(AX)
-	VMOVUPS Y0, 1024(AX)
+	VMOVUPS Y1, 1024(AX)
 	ADDQ    $0x00000080, CX
 	ADDQ    $0x00000440, AX
 	DECQ    BX
@@ -7689,324 +9044,299 @@ widen4x0block:
 
 // func avx2Widen4x32(to *float32, data *byte, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C
-TEXT ·avx2Widen4x32(SB), NOSPLIT, $512-48
+TEXT ·avx2Widen4x32(SB), NOSPLIT, $128-48
 	MOVQ           to+0(FP), AX
 	MOVQ           data+8(FP), CX
 	MOVQ           blocks+16(FP), DX
 	MOVQ           groups+32(FP), BX
 	MOVQ           table+40(FP), SI
-	VBROADCASTI128 (SI), Y1
+	VBROADCASTI128 (SI), Y0
 
 widen4x32span:
 	MOVQ      span+24(FP), DI
 	CMPQ      DI, DX
 	CMOVQGT   DX, DI
 	SUBQ      DI, DX
-	VCVTPH2PS (CX), Y0
+	VCVTPH2PS (CX), Y1
 	ADDQ      $0x10, CX
-	MOVQ      $0x0000000000000008, SI
-	CMPQ      SI, BX
-	CMOVQGT   BX, SI
-	SUBQ      SI, BX
-	LEAQ      1(SI), R8
-	SHRQ      $0x01, R8
-	SHLQ      $0x03, R8
-	MOVQ      CX, R9
-	ADDQ      CX, R8
-	LEAQ      3(SI), SI
-	SHRQ      $0x02, SI
-	LEAQ      (R8)(SI*8), CX
-	LEAQ      (SP), R10
-
-widen4x32spread:
-	VPMOVZXBD (R9), Y2
-	VPMOVZXBD 8(R9), Y3
-	VPMOVZXBD (R8), Y4
-	VPAND     lowNibble<>+0(SB), Y2, Y5
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, (R10)
-	VPSRLD    $0x04, Y2, Y2
-	VPAND     lowNibble<>+0(SB), Y2, Y5
-	VPSRLD    $0x02, Y4, Y4
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, 32(R10)
-	VPAND     lowNibble<>+0(SB), Y3, Y5
-	VPSRLD    $0x02, Y4, Y4
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, 64(R10)
-	VPSRLD    $0x04, Y3, Y3
-	VPAND     lowNibble<>+0(SB), Y3, Y5
-	VPSRLD    $0x02, Y4, Y4
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, 96(R10)
-	ADDQ      $0x10, R9
-	ADDQ      $0x08, R8
-	ADDQ      $0x00000080, R10
-	DECQ      SI
-	JNE       widen4x32spread
+	MOVQ      $0x0000000000000008, R8
+	CMPQ      R8, BX
+	CMOVQGT   BX, R8
+	SUBQ      R8, BX
+	LEAQ      1(R8), SI
+	SHRQ      $0x01, SI
+	SHLQ      $0x03, SI
+	LEAQ      3(R8), R8
+	SHRQ      $0x02, R8
+	LEAQ      (CX)(SI*1), R9
 	LEAQ      (SP), SI
 
+widen4x32spread0:
+	VPERMQ       $0x50, (CX), Y2
+	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
+	VPAND        lowNibbles<>+0(SB), Y2, Y2
+	VPBROADCASTQ (R9), Y3
+	VPSRLVQ      pairShifts<>+0(SB), Y3, Y3
+	VPAND        lowPairs<>+0(SB), Y3, Y3
+	VPSLLW       $0x04, Y3, Y3
+	VPOR         Y3, Y2, Y2
+	VPSUBB       subBias<>+0(SB), Y2, Y2
+	VMOVDQU      Y2, (SI)
+	ADDQ         $0x10, CX
+	ADDQ         $0x08, R9
+	ADDQ         $0x20, SI
+	DECQ         R8
+	JNE          widen4x32spread0
+	MOVQ         R9, CX
+	LEAQ         (SP), SI
+
 widen4x32block:
-	VMOVDQU (CX), Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, (AX)
-	VMOVDQU Y0, 64(AX)
-	VMOVDQU 32(CX), Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 128(AX)
-	VMOVDQU Y0, 192(AX)
-	VMOVDQU 64(CX), Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 256(AX)
-	VMOVDQU Y0, 320(AX)
-	VMOVDQU 96(CX), Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 384(AX)
-	VMOVDQU Y0, 448(AX)
-	VMOVDQU (CX), Y0
-	VPSRLW  $0x04, Y0, Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 512(AX)
-	VMOVDQU Y0, 576(AX)
-	VMOVDQU 32(CX), Y0
-	VPSRLW  $0x04, Y0, Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 640(AX)
-	VMOVDQU Y0, 704(AX)
-	VMOVDQU 64(CX), Y0
-	VPSRLW  $0x04, Y0, Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 768(AX)
-	VMOVDQU Y0, 832(AX)
-	VMOVDQU 96(CX), Y0
-	VPSRLW  $0x04, Y0, Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 896(AX)
-	VMOVDQU Y0, 960(AX)
-	VMOVUPS (SI), Y0
-	ADDQ    $0x20, SI
-	VMOVUPS Y0, 1024(AX)
-	ADDQ    $0x00000080, CX
-	ADDQ    $0x00000440, AX
-	DECQ    DI
-	JNE     widen4x32block
-	TESTQ   DX, DX
-	JNE     widen4x32span
+	VPBROADCASTQ (SI), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, SI
+	VMOVDQU      (CX), Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, (AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 64(AX)
+	VMOVDQU      32(CX), Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 128(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 192(AX)
+	VMOVDQU      64(CX), Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 256(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 320(AX)
+	VMOVDQU      96(CX), Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 384(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 448(AX)
+	VMOVDQU      (CX), Y3
+	VPSRLW       $0x04, Y3, Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 512(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 576(AX)
+	VMOVDQU      32(CX), Y3
+	VPSRLW       $0x04, Y3, Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 640(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 704(AX)
+	VMOVDQU      64(CX), Y3
+	VPSRLW       $0x04, Y3, Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 768(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 832(AX)
+	VMOVDQU      96(CX), Y3
+	VPSRLW       $0x04, Y3, Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 896(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 960(AX)
+	VMOVUPS      Y1, 1024(AX)
+	ADDQ         $0x00000080, CX
+	ADDQ         $0x00000440, AX
+	DECQ         DI
+	JNE          widen4x32block
+	TESTQ        DX, DX
+	JNE          widen4x32span
 	VZEROUPPER
 	RET
 
 // func avx2Widen4x16(to *float32, data *byte, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C
-TEXT ·avx2Widen4x16(SB), NOSPLIT, $512-48
+TEXT ·avx2Widen4x16(SB), NOSPLIT, $128-48
 	MOVQ           to+0(FP), AX
 	MOVQ           data+8(FP), CX
 	MOVQ           blocks+16(FP), DX
 	MOVQ           groups+32(FP), BX
 	MOVQ           table+40(FP), SI
-	VBROADCASTI128 (SI), Y1
+	VBROADCASTI128 (SI), Y0
 
 widen4x16span:
 	MOVQ      span+24(FP), DI
 	CMPQ      DI, DX
 	CMOVQGT   DX, DI
 	SUBQ      DI, DX
-	VCVTPH2PS (CX), Y0
+	VCVTPH2PS (CX), Y1
 	ADDQ      $0x10, CX
-	MOVQ      $0x0000000000000010, SI
-	CMPQ      SI, BX
-	CMOVQGT   BX, SI
-	SUBQ      SI, BX
-	LEAQ      1(SI), R8
-	SHRQ      $0x01, R8
-	SHLQ      $0x03, R8
-	MOVQ      CX, R9
-	ADDQ      CX, R8
-	LEAQ      3(SI), SI
-	SHRQ      $0x02, SI
-	LEAQ      (R8)(SI*8), CX
-	LEAQ      (SP), R10
-
-widen4x16spread:
-	VPMOVZXBD (R9), Y2
-	VPMOVZXBD 8(R9), Y3
-	VPMOVZXBD (R8), Y4
-	VPAND     lowNibble<>+0(SB), Y2, Y5
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, (R10)
-	VPSRLD    $0x04, Y2, Y2
-	VPAND     lowNibble<>+0(SB), Y2, Y5
-	VPSRLD    $0x02, Y4, Y4
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, 32(R10)
-	VPAND     lowNibble<>+0(SB), Y3, Y5
-	VPSRLD    $0x02, Y4, Y4
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, 64(R10)
-	VPSRLD    $0x04, Y3, Y3
-	VPAND     lowNibble<>+0(SB), Y3, Y5
-	VPSRLD    $0x02, Y4, Y4
-	VPAND     lowPair<>+0(SB), Y4, Y6
-	VPSLLD    $0x04, Y6, Y6
-	VPOR      Y6, Y5, Y5
-	VPSUBD    subBias<>+0(SB), Y5, Y5
-	VCVTDQ2PS Y5, Y5
-	VMULPS    Y0, Y5, Y5
-	VMOVUPS   Y5, 96(R10)
-	ADDQ      $0x10, R9
-	ADDQ      $0x08, R8
-	ADDQ      $0x00000080, R10
-	DECQ      SI
-	JNE       widen4x16spread
+	MOVQ      $0x0000000000000010, R8
+	CMPQ      R8, BX
+	CMOVQGT   BX, R8
+	SUBQ      R8, BX
+	LEAQ      1(R8), SI
+	SHRQ      $0x01, SI
+	SHLQ      $0x03, SI
+	LEAQ      3(R8), R8
+	SHRQ      $0x02, R8
+	LEAQ      (CX)(SI*1), R9
 	LEAQ      (SP), SI
 
+widen4x16spread0:
+	VPERMQ       $0x50, (CX), Y2
+	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
+	VPAND        lowNibbles<>+0(SB), Y2, Y2
+	VPBROADCASTQ (R9), Y3
+	VPSRLVQ      pairShifts<>+0(SB), Y3, Y3
+	VPAND        lowPairs<>+0(SB), Y3, Y3
+	VPSLLW       $0x04, Y3, Y3
+	VPOR         Y3, Y2, Y2
+	VPSUBB       subBias<>+0(SB), Y2, Y2
+	VMOVDQU      Y2, (SI)
+	ADDQ         $0x10, CX
+	ADDQ         $0x08, R9
+	ADDQ         $0x20, SI
+	DECQ         R8
+	JNE          widen4x16spread0
+	MOVQ         R9, CX
+	LEAQ         (SP), SI
+
 widen4x16block:
-	VMOVDQU (CX), Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, (AX)
-	VMOVDQU Y0, 64(AX)
-	VMOVDQU 32(CX), Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 128(AX)
-	VMOVDQU Y0, 192(AX)
-	VMOVDQU 64(CX), Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 256(AX)
-	VMOVDQU Y0, 320(AX)
-	VMOVDQU 96(CX), Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 384(AX)
-	VMOVDQU Y0, 448(AX)
-	VMOVUPS (SI), Y0
-	ADDQ    $0x20, SI
-	VMOVUPS Y0, 512(AX)
-	VMOVDQU (CX), Y0
-	VPSRLW  $0x04, Y0, Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 576(AX)
-	VMOVDQU Y0, 640(AX)
-	VMOVDQU 32(CX), Y0
-	VPSRLW  $0x04, Y0, Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 704(AX)
-	VMOVDQU Y0, 768(AX)
-	VMOVDQU 64(CX), Y0
-	VPSRLW  $0x04, Y0, Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 832(AX)
-	VMOVDQU Y0, 896(AX)
-	VMOVDQU 96(CX), Y0
-	VPSRLW  $0x04, Y0, Y0
-	VPAND   nibbles<>+0(SB), Y0, Y0
-	VPSHUFB Y0, Y1, Y0
-	VPSLLW  $0x08, Y0, Y2
-	VPSRAW  $0x08, Y0, Y0
-	VPSRAW  $0x08, Y2, Y2
-	VMOVDQU Y2, 960(AX)
-	VMOVDQU Y0, 1024(AX)
-	VMOVUPS (SI), Y0
-	ADDQ    $0x20, SI
-	VMOVUPS Y0, 1088(AX)
-	ADDQ    $0x00000080, CX
-	ADDQ    $0x00000480, AX
-	DECQ    DI
-	JNE     widen4x16block
-	TESTQ   DX, DX
-	JNE     widen4x16span
+	VPBROADCASTQ (SI), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, SI
+	VMOVDQU      (CX), Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, (AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 64(AX)
+	VMOVDQU      32(CX), Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 128(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 192(AX)
+	VMOVDQU      64(CX), Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 256(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 320(AX)
+	VMOVDQU      96(CX), Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 384(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 448(AX)
+	VPBROADCASTQ (SI), Y2
+	VPSHUFB      subPairs<>+0(SB), Y2, Y2
+	VPSRAW       $0x08, Y2, Y2
+	ADDQ         $0x08, SI
+	VMOVDQU      (CX), Y3
+	VPSRLW       $0x04, Y3, Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 512(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 576(AX)
+	VMOVDQU      32(CX), Y3
+	VPSRLW       $0x04, Y3, Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 640(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 704(AX)
+	VMOVDQU      64(CX), Y3
+	VPSRLW       $0x04, Y3, Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 768(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 832(AX)
+	VMOVDQU      96(CX), Y3
+	VPSRLW       $0x04, Y3, Y3
+	VPAND        nibbles<>+0(SB), Y3, Y3
+	VPSHUFB      Y3, Y0, Y3
+	VPSLLW       $0x08, Y3, Y4
+	VPSRAW       $0x08, Y3, Y3
+	VPSRAW       $0x08, Y4, Y4
+	VPMULLW      Y2, Y4, Y4
+	VMOVDQU      Y4, 896(AX)
+	VPMULLW      Y2, Y3, Y3
+	VMOVDQU      Y3, 960(AX)
+	VMOVUPS      Y1, 1024(AX)
+	ADDQ         $0x00000080, CX
+	ADDQ         $0x00000440, AX
+	DECQ         DI
+	JNE          widen4x16block
+	TESTQ        DX, DX
+	JNE          widen4x16span
 	VZEROUPPER
 	RET
 
@@ -8095,18 +9425,18 @@ arrangeWideBlock:
 	VZEROUPPER
 	RET
 
-// func avx2WideWhole(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride int, fours int, blocks int)
+// func avx2Wide(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride int, fours int, blocks int)
 // Requires: AVX, AVX2, FMA3
-TEXT ·avx2WideWhole(SB), NOSPLIT, $128-64
+TEXT ·avx2Wide(SB), NOSPLIT, $128-64
 	MOVQ out+0(FP), AX
 	MOVQ outStride+8(FP), CX
 	MOVQ fours+48(FP), DX
 	MOVQ x+32(FP), BX
 	MOVQ sums+16(FP), SI
 
-wideWholefour:
+widefour:
 	TESTQ   SI, SI
-	JNE     wideWholeadd
+	JNE     wideadd
 	VXORPS  Y8, Y8, Y8
 	VMOVUPS Y8, (SP)
 	VXORPS  Y9, Y9, Y9
@@ -8115,9 +9445,9 @@ wideWholefour:
 	VMOVUPS Y10, 64(SP)
 	VXORPS  Y11, Y11, Y11
 	VMOVUPS Y11, 96(SP)
-	JMP     wideWholestart
+	JMP     widestart
 
-wideWholeadd:
+wideadd:
 	VMOVUPS (SI), Y8
 	VMOVUPS 32(SI), Y15
 	VMOVUPS Y15, (SP)
@@ -8132,12 +9462,12 @@ wideWholeadd:
 	VMOVUPS Y15, 96(SP)
 	ADDQ    $0x00000100, SI
 
-wideWholestart:
+widestart:
 	MOVQ weights+24(FP), DI
 	MOVQ BX, R8
 	MOVQ blocks+56(FP), R9
 
-wideWholeblock:
+wideblock:
 	VMOVDQU      (DI), Y12
 	VMOVDQU      32(DI), Y13
 	VPBROADCASTD (R8), Y14
@@ -8519,7 +9849,7 @@ wideWholeblock:
 	ADDQ         $0x00000440, DI
 	ADDQ         $0x00000110, R8
 	DECQ         R9
-	JNE          wideWholeblock
+	JNE          wideblock
 	VMOVUPS      (SP), Y15
 	VMOVUPS      Y8, (AX)
 	VMOVUPS      Y15, 32(AX)
@@ -8539,481 +9869,7 @@ wideWholeblock:
 	MOVQ         xStride+40(FP), R9
 	ADDQ         R9, BX
 	DECQ         DX
-	JNE          wideWholefour
-	VZEROUPPER
-	RET
-
-// func avx2WideHalf(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride int, fours int, blocks int)
-// Requires: AVX, AVX2, FMA3
-TEXT ·avx2WideHalf(SB), NOSPLIT, $128-64
-	MOVQ out+0(FP), AX
-	MOVQ outStride+8(FP), CX
-	MOVQ fours+48(FP), DX
-	MOVQ x+32(FP), BX
-	MOVQ sums+16(FP), SI
-
-wideHalffour:
-	TESTQ   SI, SI
-	JNE     wideHalfadd
-	VXORPS  Y8, Y8, Y8
-	VMOVUPS Y8, (SP)
-	VXORPS  Y9, Y9, Y9
-	VMOVUPS Y9, 32(SP)
-	VXORPS  Y10, Y10, Y10
-	VMOVUPS Y10, 64(SP)
-	VXORPS  Y11, Y11, Y11
-	VMOVUPS Y11, 96(SP)
-	JMP     wideHalfstart
-
-wideHalfadd:
-	VMOVUPS (SI), Y8
-	VMOVUPS 32(SI), Y15
-	VMOVUPS Y15, (SP)
-	VMOVUPS 64(SI), Y9
-	VMOVUPS 96(SI), Y15
-	VMOVUPS Y15, 32(SP)
-	VMOVUPS 128(SI), Y10
-	VMOVUPS 160(SI), Y15
-	VMOVUPS Y15, 64(SP)
-	VMOVUPS 192(SI), Y11
-	VMOVUPS 224(SI), Y15
-	VMOVUPS Y15, 96(SP)
-	ADDQ    $0x00000100, SI
-
-wideHalfstart:
-	MOVQ weights+24(FP), DI
-	MOVQ BX, R8
-	MOVQ blocks+56(FP), R9
-
-wideHalfblock:
-	VMOVDQU      (DI), Y12
-	VMOVDQU      32(DI), Y13
-	VPBROADCASTD (R8), Y14
-	VPMADDWD     Y14, Y12, Y0
-	VPMADDWD     Y14, Y13, Y4
-	VPBROADCASTD 4(R8), Y14
-	VPMADDWD     Y14, Y12, Y1
-	VPMADDWD     Y14, Y13, Y5
-	VPBROADCASTD 8(R8), Y14
-	VPMADDWD     Y14, Y12, Y2
-	VPMADDWD     Y14, Y13, Y6
-	VPBROADCASTD 12(R8), Y14
-	VPMADDWD     Y14, Y12, Y3
-	VPMADDWD     Y14, Y13, Y7
-	VMOVDQU      64(DI), Y12
-	VMOVDQU      96(DI), Y13
-	VPBROADCASTD 16(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 20(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 24(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 28(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVDQU      128(DI), Y12
-	VMOVDQU      160(DI), Y13
-	VPBROADCASTD 32(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 36(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 40(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 44(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVDQU      192(DI), Y12
-	VMOVDQU      224(DI), Y13
-	VPBROADCASTD 48(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 52(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 56(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 60(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVDQU      256(DI), Y12
-	VMOVDQU      288(DI), Y13
-	VPBROADCASTD 64(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 68(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 72(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 76(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVDQU      320(DI), Y12
-	VMOVDQU      352(DI), Y13
-	VPBROADCASTD 80(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 84(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 88(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 92(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVDQU      384(DI), Y12
-	VMOVDQU      416(DI), Y13
-	VPBROADCASTD 96(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 100(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 104(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 108(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVDQU      448(DI), Y12
-	VMOVDQU      480(DI), Y13
-	VPBROADCASTD 112(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 116(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 120(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 124(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVUPS      512(DI), Y12
-	VMOVUPS      544(DI), Y13
-	VBROADCASTSS 256(R8), Y14
-	VCVTDQ2PS    Y0, Y0
-	VMULPS       Y14, Y12, Y15
-	VFMADD231PS  Y0, Y15, Y8
-	VCVTDQ2PS    Y4, Y4
-	VMULPS       Y14, Y13, Y14
-	VFMADD213PS  (SP), Y14, Y4
-	VMOVUPS      Y4, (SP)
-	VBROADCASTSS 260(R8), Y14
-	VCVTDQ2PS    Y1, Y1
-	VMULPS       Y14, Y12, Y15
-	VFMADD231PS  Y1, Y15, Y9
-	VCVTDQ2PS    Y5, Y5
-	VMULPS       Y14, Y13, Y14
-	VFMADD213PS  32(SP), Y14, Y5
-	VMOVUPS      Y5, 32(SP)
-	VBROADCASTSS 264(R8), Y14
-	VCVTDQ2PS    Y2, Y2
-	VMULPS       Y14, Y12, Y15
-	VFMADD231PS  Y2, Y15, Y10
-	VCVTDQ2PS    Y6, Y6
-	VMULPS       Y14, Y13, Y14
-	VFMADD213PS  64(SP), Y14, Y6
-	VMOVUPS      Y6, 64(SP)
-	VBROADCASTSS 268(R8), Y14
-	VCVTDQ2PS    Y3, Y3
-	VMULPS       Y14, Y12, Y15
-	VFMADD231PS  Y3, Y15, Y11
-	VCVTDQ2PS    Y7, Y7
-	VMULPS       Y14, Y13, Y14
-	VFMADD213PS  96(SP), Y14, Y7
-	VMOVUPS      Y7, 96(SP)
-	VMOVDQU      576(DI), Y12
-	VMOVDQU      608(DI), Y13
-	VPBROADCASTD 128(R8), Y14
-	VPMADDWD     Y14, Y12, Y0
-	VPMADDWD     Y14, Y13, Y4
-	VPBROADCASTD 132(R8), Y14
-	VPMADDWD     Y14, Y12, Y1
-	VPMADDWD     Y14, Y13, Y5
-	VPBROADCASTD 136(R8), Y14
-	VPMADDWD     Y14, Y12, Y2
-	VPMADDWD     Y14, Y13, Y6
-	VPBROADCASTD 140(R8), Y14
-	VPMADDWD     Y14, Y12, Y3
-	VPMADDWD     Y14, Y13, Y7
-	VMOVDQU      640(DI), Y12
-	VMOVDQU      672(DI), Y13
-	VPBROADCASTD 144(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 148(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 152(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 156(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVDQU      704(DI), Y12
-	VMOVDQU      736(DI), Y13
-	VPBROADCASTD 160(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 164(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 168(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 172(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVDQU      768(DI), Y12
-	VMOVDQU      800(DI), Y13
-	VPBROADCASTD 176(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 180(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 184(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 188(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVDQU      832(DI), Y12
-	VMOVDQU      864(DI), Y13
-	VPBROADCASTD 192(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 196(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 200(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 204(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVDQU      896(DI), Y12
-	VMOVDQU      928(DI), Y13
-	VPBROADCASTD 208(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 212(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 216(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 220(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVDQU      960(DI), Y12
-	VMOVDQU      992(DI), Y13
-	VPBROADCASTD 224(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 228(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 232(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 236(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVDQU      1024(DI), Y12
-	VMOVDQU      1056(DI), Y13
-	VPBROADCASTD 240(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y0, Y0
-	VPADDD       Y14, Y4, Y4
-	VPBROADCASTD 244(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y1, Y1
-	VPADDD       Y14, Y5, Y5
-	VPBROADCASTD 248(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y2, Y2
-	VPADDD       Y14, Y6, Y6
-	VPBROADCASTD 252(R8), Y14
-	VPMADDWD     Y14, Y12, Y15
-	VPMADDWD     Y14, Y13, Y14
-	VPADDD       Y15, Y3, Y3
-	VPADDD       Y14, Y7, Y7
-	VMOVUPS      1088(DI), Y12
-	VMOVUPS      1120(DI), Y13
-	VBROADCASTSS 256(R8), Y14
-	VCVTDQ2PS    Y0, Y0
-	VMULPS       Y14, Y12, Y15
-	VFMADD231PS  Y0, Y15, Y8
-	VCVTDQ2PS    Y4, Y4
-	VMULPS       Y14, Y13, Y14
-	VFMADD213PS  (SP), Y14, Y4
-	VMOVUPS      Y4, (SP)
-	VBROADCASTSS 260(R8), Y14
-	VCVTDQ2PS    Y1, Y1
-	VMULPS       Y14, Y12, Y15
-	VFMADD231PS  Y1, Y15, Y9
-	VCVTDQ2PS    Y5, Y5
-	VMULPS       Y14, Y13, Y14
-	VFMADD213PS  32(SP), Y14, Y5
-	VMOVUPS      Y5, 32(SP)
-	VBROADCASTSS 264(R8), Y14
-	VCVTDQ2PS    Y2, Y2
-	VMULPS       Y14, Y12, Y15
-	VFMADD231PS  Y2, Y15, Y10
-	VCVTDQ2PS    Y6, Y6
-	VMULPS       Y14, Y13, Y14
-	VFMADD213PS  64(SP), Y14, Y6
-	VMOVUPS      Y6, 64(SP)
-	VBROADCASTSS 268(R8), Y14
-	VCVTDQ2PS    Y3, Y3
-	VMULPS       Y14, Y12, Y15
-	VFMADD231PS  Y3, Y15, Y11
-	VCVTDQ2PS    Y7, Y7
-	VMULPS       Y14, Y13, Y14
-	VFMADD213PS  96(SP), Y14, Y7
-	VMOVUPS      Y7, 96(SP)
-	ADDQ         $0x00000480, DI
-	ADDQ         $0x00000110, R8
-	DECQ         R9
-	JNE          wideHalfblock
-	VMOVUPS      (SP), Y15
-	VMOVUPS      Y8, (AX)
-	VMOVUPS      Y15, 32(AX)
-	ADDQ         CX, AX
-	VMOVUPS      32(SP), Y15
-	VMOVUPS      Y9, (AX)
-	VMOVUPS      Y15, 32(AX)
-	ADDQ         CX, AX
-	VMOVUPS      64(SP), Y15
-	VMOVUPS      Y10, (AX)
-	VMOVUPS      Y15, 32(AX)
-	ADDQ         CX, AX
-	VMOVUPS      96(SP), Y15
-	VMOVUPS      Y11, (AX)
-	VMOVUPS      Y15, 32(AX)
-	ADDQ         CX, AX
-	MOVQ         xStride+40(FP), R9
-	ADDQ         R9, BX
-	DECQ         DX
-	JNE          wideHalffour
+	JNE          widefour
 	VZEROUPPER
 	RET
 

@@ -14,7 +14,7 @@ import (
 const (
 	widePanels = 2
 	wideBlocks = packed.Super / packed.Block
-	wideFloats = widePanels * packed.Panel * (packed.Block/2 + 2)
+	wideFloats = widePanels * packed.Panel * (packed.Block/2 + 1)
 	wideRun    = 16 * tileTokens
 )
 
@@ -32,31 +32,25 @@ func widenAVX2(to []uint32, q []int8, scale []float32, blocks int) {
 	avx2ArrangeWide(&to[0], &q[0], &scale[0], blocks)
 }
 
-// widenLoop and wideLoop are the signatures of the loops that widen weights and that multiply them.
-type (
-	widenLoop func(to *float32, data *byte, blocks, span, groups int, table *byte)
-	wideLoop  func(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride, fours, blocks int)
-)
-
-// wideLoops gives the loops of a scheme.
-func wideLoops(s packed.Scheme) (widen widenLoop, multiply wideLoop) {
+// widenLoop gives the loop that widens weights of a scheme.
+func widenLoop(s packed.Scheme) func(to *float32, data *byte, blocks, span, groups int, table *byte) {
 	group := 0
 	if s.TwoLevel {
 		group = s.Group
 	}
 	switch {
 	case s.Bits == 3 && group == 0:
-		return avx2Widen3x0, avx2WideWhole
+		return avx2Widen3x0
 	case s.Bits == 3 && group == 32:
-		return avx2Widen3x32, avx2WideWhole
+		return avx2Widen3x32
 	case s.Bits == 3:
-		return avx2Widen3x16, avx2WideHalf
+		return avx2Widen3x16
 	case group == 0:
-		return avx2Widen4x0, avx2WideWhole
+		return avx2Widen4x0
 	case group == 32:
-		return avx2Widen4x32, avx2WideWhole
+		return avx2Widen4x32
 	}
-	return avx2Widen4x16, avx2WideHalf
+	return avx2Widen4x16
 }
 
 // tableAVX2 multiplies whole tiles of tokens, where they are arranged, with weights that are looked up once for all of them.
@@ -85,7 +79,7 @@ func tableAVX2(p panelArgs) {
 
 // multiply multiplies an even number of panels with the tokens t … t+n-1, whole tiles.
 func (w *wideWork) multiply(p panelArgs, t, n, panels int) {
-	widen, multiply := wideLoops(p.scheme)
+	widen := widenLoop(p.scheme)
 	blocks := (p.cols + packed.Block - 1) / packed.Block
 	stride, columns, span := p.scheme.PanelBytes(p.cols), p.scheme.PanelBytes(packed.Super), p.scheme.Span()/packed.Block
 	x := p.wide.data[(p.first+t)*blocks*wideWords:]
@@ -106,25 +100,33 @@ func (w *wideWork) multiply(p panelArgs, t, n, panels int) {
 			if from+size == blocks {
 				to, toStride = &p.out[t*p.stride+i*packed.Panel], p.stride
 			}
-			multiply(to, 4*toStride, sums, &w.weights[0], &x[from*wideTokens*wideWords], 4*wideTokens*blocks*wideWords, n/wideTokens, size)
+			avx2Wide(to, 4*toStride, sums, &w.weights[0], &x[from*wideTokens*wideWords], 4*wideTokens*blocks*wideWords, n/wideTokens, size)
 		}
 	}
 }
 
-// tableTokens multiplies the panels from panel on with the tokens t … end-1 by fours, whose looked-up weights are shared.
+// tableTokens multiplies the panels from panel on with the tokens t … end-1 by fours, whose looked-up weights are shared, and single tokens
+// with panels by twos, of two streams: see tokensAVX2.
 func tableTokens(p panelArgs, t, end, panel int) {
 	blocks := (p.cols + packed.Block - 1) / packed.Block
-	one, four := tableLoops(p.scheme)
+	one, two, four := tableLoops(p.scheme)
 	stride, span, groups := p.scheme.PanelBytes(p.cols), p.scheme.Span()/packed.Block, p.scheme.Groups(p.cols)
-	for t < end {
-		loop, n := one, 1
-		if t+4 <= end {
-			loop, n = four, 4
-		}
+	call := func(loop tableLoop, i, outStride, dataStride int) {
+		loop(&p.out[t*p.stride+i*packed.Panel], 4*outStride, &p.data[i*stride], dataStride,
+			&p.q[t*blocks*packed.Block], &p.scale[t*blocks], blocks, span, groups, &p.table[0])
+	}
+	for ; t+4 <= end; t += 4 {
 		for i := panel; i < p.panels; i++ {
-			loop(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*stride],
-				&p.q[t*blocks*packed.Block], &p.scale[t*blocks], blocks, span, groups, &p.table[0])
+			call(four, i, p.stride, 0)
 		}
-		t += n
+	}
+	half := (p.panels - panel) / 2
+	for ; t < end; t++ {
+		for i := panel; i < panel+half; i++ {
+			call(two, i, half*packed.Panel, half*stride)
+		}
+		if panel+2*half < p.panels {
+			call(one, p.panels-1, 0, 0)
+		}
 	}
 }

@@ -9,46 +9,49 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-var twoBits, thirdBits, subBias, lowNibble, lowPair Mem
+var twoBits, thirdBits, subBias, lowNibbles, lowPairs, nibbleShifts, pairShifts, subPairs Mem
 
 // tableConstants lays the constants of the loops over panels with a table.
 func tableConstants() {
-	vector := func(name string, value uint32) Mem {
+	vector := func(name string, values ...uint32) Mem {
 		m := GLOBL(name, attr.RODATA|attr.NOPTR)
 		for i := range 8 {
-			DATA(4*i, U32(value))
+			DATA(4*i, U32(values[i%len(values)]))
 		}
 		return m
 	}
 	twoBits, thirdBits = vector("twoBits", 0x03030303), vector("thirdBits", 0x04040404)
-	subBias, lowNibble, lowPair = vector("subBias", 32), vector("lowNibble", 15), vector("lowPair", 3)
+	subBias, lowNibbles, lowPairs = vector("subBias", 0x20202020), vector("lowNibbles", 0x0f0f0f0f), vector("lowPairs", 0x03030303)
+	nibbleShifts, pairShifts = vector("nibbleShifts", 0, 0, 4, 0), vector("pairShifts", 0, 0, 2, 0, 4, 0, 6, 0) // of quadwords
+	// The byte of each row twice, as the high ones of two words.
+	subPairs = vector("subPairs", 0x00800080, 0x01800180, 0x02800280, 0x03800380, 0x04800480, 0x05800580, 0x06800680, 0x07800780)
 }
 
 // tables writes the loops over panels with a table.
 func tables() {
 	for _, bits := range []int{3, 4} {
 		for _, group := range []int{0, 32, 16} {
-			for _, tokens := range []int{1, 4} {
-				tablePanel(bits, group, tokens)
-			}
+			tablePanel(bits, group, 1, 1)
+			tablePanel(bits, group, 2, 1)
+			tablePanel(bits, group, 1, 4)
 		}
 	}
 }
 
-// tablePanel multiplies a panel with tokens: codes of 3 or 4 bits are looked up in a table of 16 signed bytes, and the products are
-// those of block8. group is 0 where the scales are of half precision, else the size of the groups of two levels, whose scales
-// are spread out on the stack at the head of each span.
-func tablePanel(bits, group, tokens int) {
-	name := fmt.Sprintf("avx2Table%dx%dx%d", bits, group, tokens)
-	function(name, "func(out *float32, outStride int, data *byte, q *int8, scale *float32, blocks, span, groups int, table *byte)",
-		fmt.Sprintf("%s multiplies a panel of %d-bit codes with %d tokens; outStride is in bytes, span in blocks.", name, bits, tokens))
-	base := Load(Param("data"), GP64()).(reg.GPVirtual)
+// tablePanel multiplies panels with tokens: codes of 3 or 4 bits are looked up in a table of 16 signed bytes. group is 0 where the scales
+// are of half precision, and the products those of block8; else it is the size of the groups of two levels, whose integers
+// multiply the sums of pairs of products: so a block has one sum, whatever groups it has.
+func tablePanel(bits, group, panels, tokens int) {
+	name := fmt.Sprintf("avx2Table%dx%dx%dx%d", bits, group, panels, tokens)
+	function(name, "func(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks, span, groups int, table *byte)",
+		fmt.Sprintf("%s multiplies panels of %d-bit codes (%d at once) with %d tokens; strides are in bytes, span in blocks.", name, bits, panels, tokens))
+	bases := []reg.GPVirtual{Load(Param("data"), GP64()).(reg.GPVirtual)}
+	if panels > 1 {
+		bases = append(bases, Load(Param("dataStride"), GP64()).(reg.GPVirtual))
+		ADDQ(bases[0], bases[1])
+	}
 	q, scale := Load(Param("q"), GP64()), Load(Param("scale"), GP64())
 	blocks := Load(Param("blocks"), GP64())
-	groups := GP64()
-	if group != 0 {
-		Load(Param("groups"), groups)
-	}
 	qStride, fStride := GP64(), GP64()
 	if tokens > 1 {
 		MOVQ(blocks, qStride)
@@ -56,18 +59,18 @@ func tablePanel(bits, group, tokens int) {
 		MOVQ(blocks, fStride)
 		SHLQ(Imm(2), fStride)
 	}
-	var spread Mem
+	t := tableLoop{bits: bits, group: group, entries: YMM(), scales: vectors(panels), subs: make([]reg.VecVirtual, panels)}
 	if group != 0 {
-		spread = AllocLocal(16 * 32)
+		t.groups, t.at, t.subs = Load(Param("groups"), GP64()), GP64(), vectors(panels)
+		t.spread = AllocLocal(panels * spreadBytes)
 	}
-	acc := vectors(tokens)
+	acc := vectors(panels * tokens)
 	for _, a := range acc {
 		VXORPS(a, a, a)
 	}
-	s, entries := YMM(), YMM()
-	t := Load(Param("table"), GP64())
-	VBROADCASTI128(Mem{Base: t}, entries)
-	label := func(l string) string { return fmt.Sprintf("t%dx%dx%d%s", bits, group, tokens, l) }
+	table := Load(Param("table"), GP64())
+	VBROADCASTI128(Mem{Base: table}, t.entries)
+	label := func(l string) string { return fmt.Sprintf("t%dx%dx%dx%d%s", bits, group, panels, tokens, l) }
 
 	Label(label("span"))
 	n := GP64()
@@ -75,40 +78,32 @@ func tablePanel(bits, group, tokens int) {
 	CMPQ(n, blocks)
 	CMOVQGT(blocks, n)
 	SUBQ(n, blocks)
-	VCVTPH2PS(at(base, 0), s)
-	ADDQ(Imm(16), base)
-	at32 := GP64()
-	if group != 0 {
-		spreadScales(base, groups, s, spread, 256/group, label)
-		LEAQ(spread, at32)
-	}
+	t.head(bases, label)
 
 	Label(label("block"))
 	if tokens == 1 {
-		for line := 0; line < block*bits; line += 64 {
-			PREFETCHT0(at(base, prefetchAhead+line))
+		for _, base := range bases {
+			for line := 0; line < block*bits; line += 64 {
+				PREFETCHT0(at(base, prefetchAhead+line))
+			}
 		}
 	}
-	dots := vectors(tokens)
-	for half := range 2 {
-		tableHalf(dots, entries, base, q, qStride, bits, half, half == 0 || group == 16)
-		if half == 0 && group != 16 {
-			continue
-		}
-		if group != 0 {
-			VMOVUPS(at(at32, 0), s)
-			ADDQ(Imm(32), at32)
-		}
-		third := beyond(scale, fStride, tokens)
-		for i, d := range dots {
-			f := YMM()
+	dots := vectors(panels * tokens)
+	t.products(dots, bases, q, qStride, tokens)
+	third := beyond(scale, fStride, tokens)
+	for i := range tokens {
+		x, f := YMM(), YMM()
+		VBROADCASTSS(token(scale, fStride, third, i, 0), x)
+		for p, s := range t.scales {
+			d := dots[p*tokens+i]
 			VCVTDQ2PS(d, d)
-			VBROADCASTSS(token(scale, fStride, third, i, 0), f)
-			VMULPS(f, s, f)
-			VFMADD231PS(d, f, acc[i])
+			VMULPS(x, s, f)
+			VFMADD231PS(d, f, acc[p*tokens+i])
 		}
 	}
-	ADDQ(U32(uint32(block*bits)), base)
+	for _, base := range bases {
+		ADDQ(U32(uint32(block*bits)), base)
+	}
 	ADDQ(Imm(block), q)
 	ADDQ(Imm(4), scale)
 	DECQ(n)
@@ -119,7 +114,7 @@ func tablePanel(bits, group, tokens int) {
 	out, outStride := Load(Param("out"), GP64()), Load(Param("outStride"), GP64()) // late: registers are few
 	for i := range acc {
 		VMOVUPS(acc[i], at(out, 0))
-		if i+1 < tokens {
+		if i+1 < len(acc) {
 			ADDQ(outStride, out)
 		}
 	}
@@ -127,71 +122,119 @@ func tablePanel(bits, group, tokens int) {
 	RET()
 }
 
-// spreadScales turns the 6-bit scales at the head of a span, of at most most groups, into floats, by fours of groups: the last
-// four may read beyond the scales, into codes, and their results are not used. It moves base on to the codes.
-func spreadScales(base, groups reg.Register, s reg.VecVirtual, spread Mem, most int, label func(string) string) {
-	n, quads, high, to := GP64(), GP64(), GP64(), GP64()
-	MOVQ(U64(uint64(most)), n)
-	CMPQ(n, groups)
-	CMOVQGT(groups, n)
-	SUBQ(n, groups)
+// spreadBytes is the room for a span's integers of two-level scales, a byte a row of 16 groups.
+const spreadBytes = 16 * 8
+
+// tableLoop is what loops over panels with a table share.
+type tableLoop struct {
+	bits, group int
+	entries     reg.VecVirtual
+	scales      []reg.VecVirtual // of half precision, those of a panel each
+	groups, at  reg.Register     // that are left, and the next block's in spread
+	spread      Mem
+	subs        []reg.VecVirtual // a group's integers, twice each, as words
+}
+
+// head reads what a span of the panels begins with, and moves the bases on to codes.
+func (t *tableLoop) head(bases []reg.GPVirtual, label func(string) string) {
+	for p, base := range bases {
+		VCVTPH2PS(at(base, 0), t.scales[p])
+		ADDQ(Imm(16), base)
+	}
+	if t.group == 0 {
+		return
+	}
+	n, quads, high := GP64(), GP64(), GP64()
+	MOVQ(U64(uint64(256/t.group)), n)
+	CMPQ(n, t.groups)
+	CMOVQGT(t.groups, n)
+	SUBQ(n, t.groups)
 	LEAQ(Mem{Base: n, Disp: 1}, high)
 	SHRQ(Imm(1), high)
 	SHLQ(Imm(3), high)
-	low := GP64()
-	MOVQ(base, low)
-	ADDQ(base, high)
 	LEAQ(Mem{Base: n, Disp: 3}, quads)
 	SHRQ(Imm(2), quads)
-	LEAQ(Mem{Base: high, Index: quads, Scale: 8}, base)
-	LEAQ(spread, to)
-	Label(label("spread"))
-	pairs, h, v, x := vectors(2), YMM(), YMM(), YMM()
-	VPMOVZXBD(at(low, 0), pairs[0])
-	VPMOVZXBD(at(low, 8), pairs[1])
-	VPMOVZXBD(at(high, 0), h)
-	for i := range 4 {
-		p := pairs[i/2]
-		if i%2 == 1 {
-			VPSRLD(Imm(4), p, p)
-		}
-		VPAND(lowNibble, p, v)
-		if i > 0 {
-			VPSRLD(Imm(2), h, h)
-		}
-		VPAND(lowPair, h, x)
-		VPSLLD(Imm(4), x, x)
-		VPOR(x, v, v)
-		VPSUBD(subBias, v, v)
-		VCVTDQ2PS(v, v)
-		VMULPS(s, v, v)
-		VMOVUPS(v, at(to, 32*i))
+	for p, base := range bases {
+		t.spreadSubs(base, high, quads, t.spread.Offset(p*spreadBytes), label(fmt.Sprintf("spread%d", p)))
 	}
-	ADDQ(Imm(16), low)
-	ADDQ(Imm(8), high)
-	ADDQ(U32(128), to)
-	DECQ(quads)
-	JNE(LabelRef(label("spread")))
+	LEAQ(t.spread, t.at)
 }
 
-// tableHalf adds the products of columns 0 … 15 or 16 … 31 of a block to dots, a row each, or sets them.
-func tableHalf(dots []reg.VecVirtual, entries reg.VecVirtual, base, q, stride reg.Register, bits, half int, set bool) {
-	tokens := len(dots)
+// spreadSubs spreads the 6-bit integers at the head of a span to bytes, by fours of groups: the last four may read beyond them, into codes,
+// and their results are not used. high is where the high bits begin. It moves base on to the codes.
+func (t *tableLoop) spreadSubs(base, high, quads reg.Register, spread Mem, label string) {
+	pairs, n := GP64(), GP64()
+	LEAQ(Mem{Base: base, Index: high, Scale: 1}, pairs)
+	LEAQ(spread, t.at)
+	MOVQ(quads, n)
+	Label(label)
+	v, h := YMM(), YMM()
+	VPERMQ(Imm(0x50), at(base, 0), v) // the bytes of two pairs of groups, twice each
+	VPSRLVQ(nibbleShifts, v, v)
+	VPAND(lowNibbles, v, v)
+	VPBROADCASTQ(at(pairs, 0), h)
+	VPSRLVQ(pairShifts, h, h)
+	VPAND(lowPairs, h, h)
+	VPSLLW(Imm(4), h, h)
+	VPOR(h, v, v)
+	VPSUBB(subBias, v, v)
+	VMOVDQU(v, at(t.at, 0))
+	ADDQ(Imm(16), base)
+	ADDQ(Imm(8), pairs)
+	ADDQ(Imm(32), t.at)
+	DECQ(n)
+	JNE(LabelRef(label))
+	MOVQ(pairs, base)
+}
+
+// sub reads the integers of a group of the block, if half is where one begins.
+func (t *tableLoop) sub(half int) {
+	if t.group == 0 || half == 1 && t.group != 16 {
+		return
+	}
+	for p, s := range t.subs {
+		VPBROADCASTQ(at(t.at, p*spreadBytes), s)
+		VPSHUFB(subPairs, s, s)
+		VPSRAW(Imm(8), s, s)
+	}
+	ADDQ(Imm(8), t.at)
+}
+
+// products sets dots to the sums of a block, those of a panel's tokens side by side.
+func (t *tableLoop) products(dots []reg.VecVirtual, bases []reg.GPVirtual, q, stride reg.Register, tokens int) {
 	third := beyond(q, stride, tokens)
-	w, abs, x := YMM(), YMM(), YMM()
-	for i := range 4 { // four columns each
-		lookUp(w, x, entries, base, bits, half, i)
-		VPABSB(w, abs)
-		for t := range dots {
-			VPBROADCASTD(token(q, stride, third, t, 16*half+4*i), x)
-			VPSIGNB(w, x, x)
-			VPMADDUBSW(x, abs, x)
-			if set && i == 0 {
-				VPMADDWD(ones, x, dots[t])
-				continue
+	w, abs, x, a := YMM(), YMM(), YMM(), YMM()
+	for half := range 2 {
+		t.sub(half)
+		for i := range 4 { // four columns each
+			shared := tokens == 1 && len(bases) > 1
+			if shared {
+				VPBROADCASTD(at(q, 16*half+4*i), a)
 			}
-			VPMADDWD(ones, x, x)
-			VPADDD(x, dots[t], dots[t])
+			for p, base := range bases {
+				lookUp(w, x, t.entries, base, t.bits, half, i)
+				VPABSB(w, abs)
+				for k := range tokens {
+					if !shared {
+						VPBROADCASTD(token(q, stride, third, k, 16*half+4*i), a)
+					}
+					VPSIGNB(w, a, x)
+					VPMADDUBSW(x, abs, x)
+					d := dots[p*tokens+k]
+					to := x
+					if half == 0 && i == 0 {
+						to = d
+					}
+					if t.group == 0 {
+						VPMADDWD(ones, x, to)
+					} else {
+						VPMADDWD(t.subs[p], x, to)
+					}
+					if to != d {
+						VPADDD(x, d, d)
+					}
+				}
+			}
 		}
 	}
 }

@@ -17,20 +17,12 @@ const (
 )
 
 // Bytes of a block of what these loops read: int16 weights, eight columns' pairs of all rows a vector, for two panels in turn, with the
-// panels' scales behind each half or behind the whole; and for each pair of activations those of four tokens, then their scales.
+// panels' scales behind; and for each pair of activations those of four tokens, then their scales.
 const (
 	wideStep       = 32 * widePanels
-	wideHalf       = 8 * wideStep
+	wideBlock      = 16*wideStep + wideStep
 	wideActivation = 16*4*wideTokens + 4*wideTokens
 )
-
-// wideBytes is the storage of a block of weights. halves is whether scales are those of half blocks.
-func wideBytes(halves bool) int {
-	if halves {
-		return 2*wideHalf + 2*wideStep
-	}
-	return 2*wideHalf + wideStep
-}
 
 // wides writes the loops that widen codes with a table, and those that multiply them with many tokens.
 func wides() {
@@ -40,27 +32,24 @@ func wides() {
 		}
 	}
 	arrangeWide()
-	wideTile("Whole", false)
-	wideTile("Half", true)
+	wideTile()
 }
 
-// widen looks up codes of some columns of a panel and lays them out as int16 with their scales in float32, as wideTile reads them.
-// group is as in tablePanel.
+// widen looks up codes of some columns of a panel and lays them out as int16, times the integers of two-level scales, with the scales of
+// half precision in float32, as wideTile reads them. group is as in tablePanel.
 func widen(bits, group int) {
 	name := fmt.Sprintf("avx2Widen%dx%d", bits, group)
 	function(name, "func(to *float32, data *byte, blocks, span, groups int, table *byte)",
 		fmt.Sprintf("%s looks up blocks of %d-bit codes of a panel, for one of two panels in turn; span is in blocks.", name, bits))
 	to, base := Load(Param("to"), GP64()), Load(Param("data"), GP64()).(reg.GPVirtual)
 	blocks := Load(Param("blocks"), GP64())
-	groups, scales := GP64(), GP64()
-	var spread Mem
+	t := tableLoop{bits: bits, group: group, entries: YMM(), scales: vectors(1)}
 	if group != 0 {
-		Load(Param("groups"), groups)
-		spread = AllocLocal(16 * 32)
+		t.groups, t.at, t.subs = Load(Param("groups"), GP64()), GP64(), vectors(1)
+		t.spread = AllocLocal(spreadBytes)
 	}
-	s, entries := YMM(), YMM()
-	t := Load(Param("table"), GP64())
-	VBROADCASTI128(Mem{Base: t}, entries)
+	table := Load(Param("table"), GP64())
+	VBROADCASTI128(Mem{Base: table}, t.entries)
 	label := func(l string) string { return fmt.Sprintf("widen%dx%d%s", bits, group, l) }
 
 	Label(label("span"))
@@ -69,38 +58,30 @@ func widen(bits, group int) {
 	CMPQ(n, blocks)
 	CMOVQGT(blocks, n)
 	SUBQ(n, blocks)
-	VCVTPH2PS(at(base, 0), s)
-	ADDQ(Imm(16), base)
-	if group != 0 {
-		spreadScales(base, groups, s, spread, 256/group, label)
-		LEAQ(spread, scales)
-	}
+	t.head([]reg.GPVirtual{base}, label)
 
 	Label(label("block"))
 	odd, even := YMM(), YMM()
 	offset := 0
 	for half := range 2 {
+		t.sub(half)
 		for i := range 4 {
-			lookUp(odd, even, entries, base, bits, half, i)
+			lookUp(odd, even, t.entries, base, bits, half, i)
 			VPSLLW(Imm(8), odd, even)
 			VPSRAW(Imm(8), odd, odd)
 			VPSRAW(Imm(8), even, even)
-			VMOVDQU(even, at(to, offset))
-			VMOVDQU(odd, at(to, offset+wideStep))
-			offset += 2 * wideStep
+			for _, v := range []reg.VecVirtual{even, odd} {
+				if group != 0 {
+					VPMULLW(t.subs[0], v, v)
+				}
+				VMOVDQU(v, at(to, offset))
+				offset += wideStep
+			}
 		}
-		if half == 0 && group != 16 {
-			continue
-		}
-		if group != 0 {
-			VMOVUPS(at(scales, 0), s)
-			ADDQ(Imm(32), scales)
-		}
-		VMOVUPS(s, at(to, offset))
-		offset += wideStep
 	}
+	VMOVUPS(t.scales[0], at(to, offset))
 	ADDQ(U32(uint32(block*bits)), base)
-	ADDQ(U32(uint32(offset)), to)
+	ADDQ(U32(wideBlock), to)
 	DECQ(n)
 	JNE(LabelRef(label("block")))
 	TESTQ(blocks, blocks)
@@ -111,14 +92,14 @@ func widen(bits, group int) {
 
 // wideTile multiplies some columns of two neighbouring panels with tokens by fours. What it computes for a token and a row, and in
 // which order, is what tablePanel does: products of int16 are exact whatever the codes are, and so are their sums.
-func wideTile(suffix string, halves bool) {
-	name := "avx2Wide" + suffix
+func wideTile() {
+	const name = "avx2Wide"
 	TEXT(name, attr.NOSPLIT, "func(out *float32, outStride int, sums *float32, weights *float32, x *uint32, xStride, fours, blocks int)")
 	Pragma("noescape")
 	Doc(name + " multiplies two panels' weights, as the loops above lay them out, with tokens by fours, as avx2ArrangeWide does, and sets out to the sums with sums, 16 a token, or without where it is nil; strides are in bytes, xStride from four to four.")
 	out, outStride := Load(Param("out"), GP64()), Load(Param("outStride"), GP64())
 	fours, row := Load(Param("fours"), GP64()), Load(Param("x"), GP64())
-	label := func(l string) string { return "wide" + suffix + l }
+	label := func(l string) string { return "wide" + l }
 	results := AllocLocal(32 * wideTokens) // of the second panel: registers are few
 
 	first, second, held := vectors(wideTokens), vectors(wideTokens), vectors(wideTokens)
@@ -146,45 +127,37 @@ func wideTile(suffix string, halves bool) {
 	Load(Param("blocks"), n)
 
 	Label(label("block"))
-	offset := 0
-	for half := range 2 {
-		for step := range 8 {
-			for p := range w {
-				VMOVDQU(at(weights, offset+32*p), w[p])
-			}
-			offset += wideStep
-			for i := range wideTokens {
-				VPBROADCASTD(at(x, 4*wideTokens*(8*half+step)+4*i), a)
-				if step == 0 && (half == 0 || halves) {
-					VPMADDWD(a, w[0], first[i])
-					VPMADDWD(a, w[1], second[i])
-					continue
-				}
-				VPMADDWD(a, w[0], t)
-				VPMADDWD(a, w[1], a)
-				VPADDD(t, first[i], first[i])
-				VPADDD(a, second[i], second[i])
-			}
-		}
-		if half == 0 && !halves {
-			continue
-		}
+	for step := range 16 {
 		for p := range w {
-			VMOVUPS(at(weights, offset+32*p), w[p])
+			VMOVDQU(at(weights, wideStep*step+32*p), w[p])
 		}
-		offset += wideStep
 		for i := range wideTokens {
-			VBROADCASTSS(at(x, 16*4*wideTokens+4*i), a)
-			VCVTDQ2PS(first[i], first[i])
-			VMULPS(a, w[0], t)
-			VFMADD231PS(first[i], t, held[i])
-			VCVTDQ2PS(second[i], second[i])
-			VMULPS(a, w[1], a)
-			VFMADD213PS(results.Offset(32*i), a, second[i])
-			VMOVUPS(second[i], results.Offset(32*i))
+			VPBROADCASTD(at(x, 4*wideTokens*step+4*i), a)
+			if step == 0 {
+				VPMADDWD(a, w[0], first[i])
+				VPMADDWD(a, w[1], second[i])
+				continue
+			}
+			VPMADDWD(a, w[0], t)
+			VPMADDWD(a, w[1], a)
+			VPADDD(t, first[i], first[i])
+			VPADDD(a, second[i], second[i])
 		}
 	}
-	ADDQ(U32(uint32(offset)), weights)
+	for p := range w {
+		VMOVUPS(at(weights, 16*wideStep+32*p), w[p])
+	}
+	for i := range wideTokens {
+		VBROADCASTSS(at(x, 16*4*wideTokens+4*i), a)
+		VCVTDQ2PS(first[i], first[i])
+		VMULPS(a, w[0], t)
+		VFMADD231PS(first[i], t, held[i])
+		VCVTDQ2PS(second[i], second[i])
+		VMULPS(a, w[1], a)
+		VFMADD213PS(results.Offset(32*i), a, second[i])
+		VMOVUPS(second[i], results.Offset(32*i))
+	}
+	ADDQ(U32(wideBlock), weights)
 	ADDQ(U32(wideActivation), x)
 	DECQ(n)
 	JNE(LabelRef(label("block")))
