@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"qtool/formats/checkpoint"
-	"qtool/runtime/kernel"
 	"qtool/runtime/llama"
 	"qtool/runtime/numa"
 	"qtool/runtime/pool"
@@ -55,16 +54,17 @@ type Report struct {
 
 // Run is one kind of measurement.
 type Run struct {
-	Kind     string  `json:"kind"`    // prefill or decode
-	Tokens   int     `json:"tokens"`  // of a sequence
-	Context  int     `json:"context"` // tokens before
-	Batch    int     `json:"batch"`   // sequences
-	Threads  int     `json:"threads"`
-	NUMA     string  `json:"numa"`
-	PerSec   float64 `json:"tokens_per_s"` // of all sequences together
-	StdDev   float64 `json:"stddev"`
-	Beyond   bool    `json:"beyond_context"`  // of what the model is made for: it runs as fast, but its text would be worth nothing
-	BusShare float64 `json:"bandwidth_share"` // of the weights read a second in the bandwidth; decode only
+	Kind    string  `json:"kind"`    // prefill or decode
+	Tokens  int     `json:"tokens"`  // of a sequence
+	Context int     `json:"context"` // tokens before
+	Batch   int     `json:"batch"`   // sequences
+	Threads int     `json:"threads"`
+	NUMA    string  `json:"numa"`
+	PerSec  float64 `json:"tokens_per_s"` // of all sequences together
+	StdDev  float64 `json:"stddev"`
+	Beyond  bool    `json:"beyond_context"` // of what the model is made for: it runs as fast, but its text would be worth nothing
+	// BusShare is the share of the weights read a second in the bandwidth just before and after, on the mean; decode only.
+	BusShare float64 `json:"bandwidth_share"`
 }
 
 // Measure runs the model. Tokens are made up: speed does not depend on them.
@@ -98,16 +98,17 @@ func Measure(ctx context.Context, o Options) (report *Report, err error) {
 			}
 		}
 		say("bandwidth")
-		bandwidth, err := Bandwidth(p)
-		p.Close()
+		b, err := newBus(p)
 		if err != nil {
+			p.Close()
 			return nil, err
 		}
+		b.measure(5)
 		report.Threads = append(report.Threads, threads)
-		report.Bandwidth[fmt.Sprint(threads)] = bandwidth / 1e9
 		start := time.Now()
 		e, err := llama.New(m, llama.Options{Threads: threads, CPUs: o.CPUs, NUMA: o.NUMA, KV: o.KV, Repack: true, Activations: o.Activations})
 		if err != nil {
+			p.Close()
 			return nil, err
 		}
 		report.LoadSeconds = time.Since(start).Seconds()
@@ -125,8 +126,10 @@ func Measure(ctx context.Context, o Options) (report *Report, err error) {
 		if !slices.Contains(places, place) {
 			places = append(places, place)
 		}
-		runs, err := measure(ctx, e, o, say)
+		b.weights = read
+		runs, err := measure(ctx, e, b, o, say)
 		e.Close()
+		p.Close()
 		if err != nil {
 			return nil, err
 		}
@@ -134,10 +137,8 @@ func Measure(ctx context.Context, o Options) (report *Report, err error) {
 			runs[i].Threads, runs[i].NUMA = threads, place
 			limit := m.Config().MaxPositions
 			runs[i].Beyond = limit > 0 && runs[i].Context+runs[i].Tokens > limit
-			if runs[i].Kind == "decode" {
-				runs[i].BusShare = runs[i].PerSec / float64(runs[i].Batch) * float64(read) / bandwidth
-			}
 		}
+		report.Bandwidth[fmt.Sprint(threads)] = b.best / 1e9
 		report.Runs = append(report.Runs, runs...)
 	}
 	report.NUMA = strings.Join(places, "; ")
@@ -157,19 +158,21 @@ func perToken(m *checkpoint.Model) int64 {
 }
 
 // measure runs both kinds with one engine.
-func measure(ctx context.Context, e *llama.Engine, o Options, say func(string)) ([]Run, error) {
+func measure(ctx context.Context, e *llama.Engine, b *bus, o Options, say func(string)) ([]Run, error) {
 	var runs []Run
 	if o.Prefill > 0 {
 		say("prefill")
 		s, prompt := e.NewSession(o.Prefill), tokens(e, o.Prefill)
 		defer s.Close()
-		r, err := repeat(ctx, o.Repeat, o.Prefill, func() error {
+		rates, err := repeat(ctx, o.Repeat, o.Prefill, func() error {
 			s.Reset()
 			return s.Forward(prompt, len(prompt)-1, ignore)
-		})
+		}, nil)
 		if err != nil {
 			return nil, err
 		}
+		var r Run
+		r.PerSec, r.StdDev = mean(rates)
 		r.Kind, r.Tokens, r.Batch = "prefill", o.Prefill, 1
 		runs = append(runs, r)
 	}
@@ -185,7 +188,7 @@ func measure(ctx context.Context, e *llama.Engine, o Options, say func(string)) 
 		}
 		for _, batch := range o.Batch {
 			say(fmt.Sprintf("decode after %d, %d at a time", depth, batch))
-			r, err := decode(ctx, e, o, past, batch)
+			r, err := decode(ctx, e, b, o, past, batch)
 			if err != nil {
 				return nil, err
 			}
@@ -196,29 +199,40 @@ func measure(ctx context.Context, e *llama.Engine, o Options, say func(string)) 
 	return runs, nil
 }
 
-// decode generates with so many sequences that begin as past does.
-func decode(ctx context.Context, e *llama.Engine, o Options, past *llama.Session, batch int) (Run, error) {
+// decode generates with so many sequences that begin as past does, and reads memory between the runs: its speed changes with what else the
+// machine does.
+func decode(ctx context.Context, e *llama.Engine, b *bus, o Options, past *llama.Session, batch int) (Run, error) {
 	sessions := make([]*llama.Session, batch)
 	for i := range sessions {
 		sessions[i] = past.Fork()
 		defer sessions[i].Close()
 	}
 	next := tokens(e, batch)
-	r, err := repeat(ctx, o.Repeat, o.Decode*batch, func() error {
+	var bandwidth []float64 // before each run, and after the last
+	rates, err := repeat(ctx, o.Repeat, o.Decode*batch, func() error {
 		for range o.Decode {
 			if err := e.Step(sessions, next, ignore); err != nil {
 				return err
 			}
 		}
 		return nil
-	}, func() error {
+	}, func() {
 		for _, s := range sessions {
 			s.Truncate(past.Len())
 		}
-		return nil
+		bandwidth = append(bandwidth, b.measure(2))
 	})
-	r.Kind, r.Tokens, r.Batch = "decode", o.Decode, batch
-	return r, err
+	if err != nil {
+		return Run{}, err
+	}
+	bandwidth = append(bandwidth, b.measure(2))[1:] // the first run warmed up
+	r := Run{Kind: "decode", Tokens: o.Decode, Batch: batch}
+	r.PerSec, r.StdDev = mean(rates)
+	for i, rate := range rates {
+		steps := rate / float64(batch)
+		r.BusShare += steps * float64(b.weights) / max(bandwidth[i], bandwidth[i+1]) / float64(len(rates))
+	}
+	return r, nil
 }
 
 // ignore is what becomes of the logits.
@@ -233,68 +247,35 @@ func tokens(e *llama.Engine, n int) []int32 {
 	return out
 }
 
-// repeat times run after each of the preparations, once more than asked for: the first run warms up.
-func repeat(ctx context.Context, times, tokens int, run func() error, prepare ...func() error) (Run, error) {
+// repeat times run, each time after prepare if that is set, once more than asked for, since the first run warms up, and returns tokens a second.
+func repeat(ctx context.Context, times, tokens int, run func() error, prepare func()) ([]float64, error) {
 	var rates []float64
 	for i := range max(times, 1) + 1 {
-		for _, p := range prepare {
-			if err := p(); err != nil {
-				return Run{}, err
-			}
+		if prepare != nil {
+			prepare()
 		}
 		if err := ctx.Err(); err != nil {
-			return Run{}, err
+			return nil, err
 		}
 		start := time.Now()
 		if err := run(); err != nil {
-			return Run{}, err
+			return nil, err
 		}
 		if i > 0 {
 			rates = append(rates, float64(tokens)/time.Since(start).Seconds())
 		}
 	}
-	var mean, square float64
+	return rates, nil
+}
+
+// mean gives the mean of some rates and their standard deviation.
+func mean(rates []float64) (mean, deviation float64) {
+	var square float64
 	for _, r := range rates {
 		mean += r / float64(len(rates))
 	}
 	for _, r := range rates {
 		square += (r - mean) * (r - mean)
 	}
-	return Run{PerSec: mean, StdDev: math.Sqrt(square / float64(max(len(rates)-1, 1)))}, nil
-}
-
-// bandwidthBytes is more than the caches of any machine of today, for each thread, as far as all threads together stay within
-// bandwidthLimit.
-const (
-	bandwidthBytes = 256 << 20
-	bandwidthLimit = 2 << 30
-)
-
-// Bandwidth is the bytes a second that the threads of a pool read from memory together, the best of five passes.
-func Bandwidth(p *pool.Pool) (float64, error) {
-	set, err := kernel.Best()
-	if err != nil {
-		return 0, err
-	}
-	threads := p.Threads()
-	data := make([]float32, min(threads*bandwidthBytes, bandwidthLimit)/4)
-	const piece = 1 << 16 // elements: what one call reads
-	pieces := len(data) / piece
-	p.Run(pieces, func(_, i int) { // touched by the threads that will read it, so that pages are real
-		part := data[i*piece : (i+1)*piece]
-		for k := range part {
-			part[k] = float32(k & 7)
-		}
-	})
-	sums := make([]float32, threads*32)
-	best := 0.0
-	for range 5 {
-		start := time.Now()
-		p.Run(pieces/2, func(w, i int) {
-			// Two streams, as a product of two vectors reads them.
-			sums[32*w] += set.Dot(data[2*i*piece:(2*i+1)*piece], data[(2*i+1)*piece:(2*i+2)*piece])
-		})
-		best = max(best, float64(4*len(data))/time.Since(start).Seconds())
-	}
-	return best, nil
+	return mean, math.Sqrt(square / float64(max(len(rates)-1, 1)))
 }
