@@ -154,9 +154,14 @@ func TestUnscaled(t *testing.T) {
 			require.NoError(t, err)
 			divergences = append(divergences, divergence(source, predictions(t, out, c.Sequences)))
 			if scaling == quant.AWQ {
-				require.Equal(t, []string{
-					"model.layers.0." + q, "model.layers.0.self_attn.o_proj.weight", "model.layers.1." + gate, "model.layers.1.mlp.down_proj.weight",
-				}, result.Unscaled, name)
+				want := map[convert.Unscaled][]string{
+					convert.MadeAsIs:   {"model.layers.0.self_attn.o_proj.weight", "model.layers.1.mlp.down_proj.weight"},
+					convert.SharedAsIs: {"model.layers.0." + q, "model.layers.1." + gate},
+				}
+				if name == "phi3" { // one matrix for all that share an input: kept on purpose, it asks for nothing
+					delete(want, convert.SharedAsIs)
+				}
+				require.Equal(t, want, result.Unscaled, name)
 			}
 		}
 		require.Less(t, divergences[1], 2*divergences[0], name)

@@ -363,7 +363,9 @@ func TestQuantizedTwice(t *testing.T) {
 func TestShortfalls(t *testing.T) {
 	require.Empty(t, (&convert.Result{Calibrated: map[string]convert.CalibrationFigures{"a": {Inputs: 9, Channels: 8}}}).Shortfalls())
 	r := convert.Result{
-		Clamped: 3, RoundedOnly: []string{"x"}, Unscaled: []string{"u", "v", "w"}, Calibrated: map[string]convert.CalibrationFigures{
+		Clamped: 3, RoundedOnly: []string{"x"}, Unscaled: map[convert.Unscaled][]string{
+			convert.BiasBeyondType: {"z"}, convert.SharedAsIs: {"u", "v", "w"}, convert.MadeAsIs: {"o"}, convert.InputUnknown: {"i"}, convert.MakerUnknown: {"m"},
+		}, Calibrated: map[string]convert.CalibrationFigures{
 			"k": {DampingRaised: true, Damping: 0.1, DeadInputs: 2, Inputs: 4, Channels: 8}, "q": {DampingRaised: true, Damping: 0.01, DeadInputs: 2, Inputs: 4, Channels: 8},
 			"v": {DeadInputs: 5, Inputs: 4, Channels: 4},
 		},
@@ -371,7 +373,11 @@ func TestShortfalls(t *testing.T) {
 	require.Equal(t, []string{
 		"3 values were cut to the range of their type",
 		"x: rounded to nearest, nothing is known of the input",
-		"u and 2 more: the input is not scaled, since a layer that shares or makes it is not quantized here",
+		"u and 2 more: the input is not scaled, since a layer that shares it is not quantized here",
+		"o: the input is not scaled, since the layer that makes it is not quantized here",
+		"i: the input is not scaled, since the file has no statistics of it, or it saw no data",
+		"m: the input is not scaled, since the file has no statistics of what the layer that makes it takes in, or it saw no data",
+		"z: the input is not scaled, since the bias of the layer that makes it is beyond the range of its type",
 		"k and 1 more: the Hessian needed more damping than was asked for, at most 0.1 of the mean diagonal",
 		"k and 2 more: input channels were zero throughout the calibration data, at most 5 of a layer",
 		"k and 1 more: more input channels than the 4 inputs that were seen, too few to tell channels apart; give more text",
