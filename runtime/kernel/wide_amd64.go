@@ -62,7 +62,7 @@ func wideLoops(s packed.Scheme) (widen widenLoop, multiply wideLoop) {
 // tableAVX2 multiplies whole tiles of tokens, where they are arranged, with weights that are looked up once for all of them.
 func tableAVX2(p panelArgs) {
 	if p.cols == 0 {
-		tableGeneric(p)
+		panelGeneric(p)
 		return
 	}
 	first := min((tileTokens-p.first%tileTokens)%tileTokens, p.tokens)
