@@ -448,3 +448,25 @@ func TestPlainValuesAreFinite(t *testing.T) {
 		}
 	}
 }
+
+// TestNotFiniteBehindTheHead: with a head that is the embedding too, all blocks run before anything is quantized: the tensor that has the value is
+// named, not the one whose inputs showed it.
+func TestNotFiniteBehindTheHead(t *testing.T) {
+	for name, cols := range map[string]int{"model.embed_tokens.weight": 48, "model.layers.1.mlp.up_proj.weight": 48} {
+		dir := copyDir(t, testdata.Path("arch", "gemma2"))
+		m := open(t, testdata.Path("arch", "gemma2"))
+		c := calibration(t, m, 2)
+		row := 3
+		if name == "model.embed_tokens.weight" {
+			row = int(c.Sequences[0][7])
+		}
+		spoil(t, dir, name, row*cols+5, float32(math.NaN()))
+		m = open(t, dir)
+		r := convert.DefaultRecipe("w4g32")
+		r.Method = quant.GPTQ
+		_, err := convert.Quantize(t.Context(), m, plan(t, m, r), convert.Options{Output: filepath.Join(t.TempDir(), "out.qpk"), Threads: 1, Calibration: c})
+		require.ErrorIs(t, err, quant.ErrNotFinite)
+		require.ErrorContains(t, err, fmt.Sprintf("%s: tensor %q, row %d: column 5: NaN is not a finite number; it was seen in this: inputs of the head, \"model.embed_tokens.weight\": input ",
+			filepath.Join(dir, "model.safetensors"), name, row))
+	}
+}
