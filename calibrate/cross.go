@@ -28,7 +28,7 @@ func (c *Cross) Add(sequence int, e, x []float32, n int) error {
 		m := min(gramTokens, n-at)
 		part := e[at*c.Rows : (at+m)*c.Rows]
 		if i := notFinite(c.solver, part, m, c.Rows); i >= 0 {
-			return fmt.Errorf("sequence %d, position %d, channel %d: a difference of %g is not finite", sequence, at+i/c.Rows, i%c.Rows, part[i])
+			return fmt.Errorf("sequence %d, position %d, channel %d: a difference of %g is %w", sequence, at+i/c.Rows, i%c.Rows, part[i], ErrNotFinite)
 		}
 		c.solver.AddProduct(c.Sums[half], part, c.Rows, x[at*c.Cols:(at+m)*c.Cols], c.Cols, m)
 	}

@@ -27,6 +27,9 @@ func NewGram(s *linalg.Solver, cols int) *Gram {
 	return &Gram{Cols: cols, Sum: make([]float32, cols*cols), Max: make([]float32, cols), solver: s}
 }
 
+// ErrNotFinite means that NaN or an infinity came up in what layers are multiplied with.
+var ErrNotFinite = errors.New("not finite")
+
 // gramTokens is how many inputs are summed up in one go: see linalg.Solver.AddGram on the precision.
 const gramTokens = 512
 
@@ -43,7 +46,7 @@ func (g *Gram) Add(x []float32, n int) error {
 
 func (g *Gram) add(x []float32, n int) error {
 	if at := notFinite(g.solver, x, n, g.Cols); at >= 0 {
-		return fmt.Errorf("input %d, channel %d: %g is not finite", g.Count+at/g.Cols, at%g.Cols, x[at])
+		return fmt.Errorf("input %d, channel %d: %g is %w", g.Count+at/g.Cols, at%g.Cols, x[at], ErrNotFinite)
 	}
 	const span = 64
 	g.solver.Run((g.Cols+span-1)/span, func(i int, _ *linalg.Scratch) {

@@ -134,7 +134,38 @@ func (q *quantization) calibrate(ctx context.Context) (err error) {
 	if q.options.Statistics != nil {
 		return c.byStatistics(ctx)
 	}
-	return c.run(ctx)
+	err = c.run(ctx)
+	if errors.Is(err, calibrate.ErrNotFinite) || errors.Is(err, llama.ErrNotFinite) {
+		if found := q.findNotFinite(ctx); found != nil {
+			return fmt.Errorf("%w; it was seen in this: %w", found, err)
+		}
+	}
+	return err
+}
+
+// findNotFinite looks for a value of the source that is not finite: inputs of layers that are not may have come from any tensor before them.
+func (q *quantization) findNotFinite(ctx context.Context) error {
+	var reader checkpoint.Reader
+	var values []float32
+	for _, d := range q.plan.Decisions {
+		t := d.Tensor
+		rows := max(1, (1<<16)/max(t.Cols(), 1))
+		for first := 0; first < t.Rows(); first += rows {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			n := min(rows, t.Rows()-first)
+			values = append(values[:0], make([]float32, n*t.Cols())...)
+			err := readGuarded(t, values, first, n, &reader)
+			if err == nil {
+				err = checkFinite(t, first, values)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (c *calibrated) run(ctx context.Context) (err error) {

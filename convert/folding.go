@@ -3,6 +3,7 @@ package convert
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"qtool/calibrate"
 	"qtool/convert/quant"
@@ -49,7 +50,7 @@ func (c *calibrated) scale(ctx context.Context, layer int, half llama.Half) erro
 	if err != nil {
 		return err
 	}
-	byRows, err := c.canFoldRows(first[0], last, rows)
+	byRows, err := c.canFoldRows(first, last, rows)
 	if err != nil {
 		return err
 	}
@@ -93,61 +94,95 @@ func (c *calibrated) quantizes(name string) bool {
 	return ok && d.Scheme != nil && !d.Tensor.Packed()
 }
 
-// hasInputs reports whether there is anything to go by for a layer that shares its input with others. A text has something for all.
-func (c *calibrated) hasInputs(layer string) (bool, error) {
+// hasInputs reports whether there is anything to go by for layers. A text has something for all.
+func (c *calibrated) hasInputs(layers ...string) (bool, error) {
 	if c.options.Statistics == nil {
 		return true, nil
 	}
-	gram, _, err := c.recallGram(layer, false)
-	if err != nil {
-		return false, err
+	file := c.options.Statistics.qcal
+	for _, layer := range layers {
+		in, ok := file.Header().Find(layer)
+		if !ok {
+			return false, nil
+		}
+		if count, err := file.Count(in); err != nil || count == 0 {
+			return false, err
+		}
 	}
-	return gram.Count > 0, nil
+	return true, nil
 }
 
-// canFoldNorm reports whether the layers that share a norm's output can have it scaled, and counts them if not.
-func (c *calibrated) canFoldNorm(names []string) (bool, error) {
-	ok, err := c.hasInputs(names[0])
-	for _, name := range names {
-		ok = ok && c.quantizes(name)
+// unscaled counts a layer whose input is not scaled, and says why.
+func (c *calibrated) unscaled(layer string, why Unscaled) {
+	if c.result.Unscaled == nil {
+		c.result.Unscaled = make(map[Unscaled][]string)
 	}
+	c.result.Unscaled[why] = append(c.result.Unscaled[why], layer)
+}
+
+// canFoldNorm reports whether the layers that share a norm's output can have it scaled, and counts them if some ask for that and they cannot.
+func (c *calibrated) canFoldNorm(names []string) (bool, error) {
+	quantized := c.quantized(names)
+	if len(quantized) == 0 {
+		return false, nil // nothing to be gained
+	}
+	if len(quantized) < len(names) {
+		c.unscaled(quantized[0], SharedAsIs)
+		return false, nil
+	}
+	ok, err := c.hasInputs(names...)
 	if !ok && err == nil {
-		c.result.Unscaled = append(c.result.Unscaled, names[0])
+		c.unscaled(names[0], InputUnknown)
 	}
 	return ok, err
 }
 
-// canFoldRows reports whether a layer's input can be scaled by dividing the rows that make it, those of a matrix among layers of which the first is named, and
+// quantized gives those of the matrices that are quantized in this run.
+func (c *calibrated) quantized(names []string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !c.quantizes(name) })
+}
+
+// canFoldRows reports whether a layer's input can be scaled by dividing the rows that make it, those of a matrix among layers that share an input, and
 // counts the layer if it asks for that and they cannot.
-func (c *calibrated) canFoldRows(first, last string, rows llama.Rows) (bool, error) {
+func (c *calibrated) canFoldRows(makers []string, last string, rows llama.Rows) (bool, error) {
 	if !c.quantizes(last) {
 		return false, nil // nothing to be gained
 	}
-	ok := c.quantizes(rows.Weight)
-	if ok && rows.Bias != "" {
-		d := c.decisions[rows.Bias]
-		stored := make([]float32, d.Tensor.Elements())
-		if err := d.Tensor.ReadAll(stored); err != nil {
+	if !c.quantizes(rows.Weight) {
+		c.unscaled(last, MadeAsIs)
+		return false, nil
+	}
+	if rows.Bias != "" {
+		ok, err := c.isStorable(c.decisions[rows.Bias])
+		if err != nil {
 			return false, err
 		}
-		decodePlain(stored, encodePlain(stored, d.DType), d.DType)
-		for _, v := range stored {
-			ok = ok && v-v == 0 // else the rest's, which says what is wrong
-		}
-	}
-	for _, name := range []string{first, last} {
 		if !ok {
-			break
-		}
-		var err error
-		if ok, err = c.hasInputs(name); err != nil {
-			return false, err
+			c.unscaled(last, BiasBeyondType)
+			return false, nil
 		}
 	}
-	if !ok {
-		c.result.Unscaled = append(c.result.Unscaled, last)
+	if ok, err := c.hasInputs(last); !ok || err != nil {
+		if err == nil {
+			c.unscaled(last, InputUnknown)
+		}
+		return false, err
 	}
-	return ok, nil
+	ok, err := c.hasInputs(c.quantized(makers)...) // else the rows are not divided, which only those are that are quantized by inputs
+	if !ok && err == nil {
+		c.unscaled(last, MakerUnknown)
+	}
+	return ok, err
+}
+
+// isStorable reports whether all values of a plain tensor are finite once they are stored.
+func (c *calibrated) isStorable(d Decision) (bool, error) {
+	stored := make([]float32, d.Tensor.Elements())
+	if err := d.Tensor.ReadAll(stored); err != nil {
+		return false, err
+	}
+	decodePlain(stored, encodePlain(stored, d.DType), d.DType)
+	return !slices.ContainsFunc(stored, func(v float32) bool { return v-v != 0 }), nil
 }
 
 // grams gives what is known of the inputs of layers of half a block: of the file, or of the text, which one run through the half block sees.
@@ -268,7 +303,8 @@ func (c *calibrated) foldRows(rows llama.Rows, last string, gram *calibrate.Gram
 	return nil
 }
 
-// mostFactors gives what each row may be divided by at most, so that its scales stay numbers of half precision: 1 at least, which leaves a row as it is.
+// mostFactors gives what each row, with the factors of its columns, may be divided by at most, so that its scales stay numbers of half precision: 1 at least, which
+// leaves a row as it is.
 func (c *calibrated) mostFactors(rows llama.Rows) ([]float32, error) {
 	d := c.decisions[rows.Weight]
 	cols := d.Tensor.Cols()
@@ -276,10 +312,14 @@ func (c *calibrated) mostFactors(rows llama.Rows) ([]float32, error) {
 	if err := readGuarded(d.Tensor, w, rows.First, rows.Count, &checkpoint.Reader{}); err != nil {
 		return nil, err
 	}
+	columns := c.factors[rows.Weight]
 	most := make([]float32, rows.Count)
 	for r := range most {
 		var largest float32
-		for _, v := range w[r*cols : (r+1)*cols] {
+		for i, v := range w[r*cols : (r+1)*cols] {
+			if columns != nil {
+				v *= columns[i]
+			}
 			largest = max(largest, v, -v)
 		}
 		most[r] = max(1, quant.LeastScale(*d.Scheme, largest)/leastScale)

@@ -196,6 +196,7 @@ func requireFolded(t *testing.T, path string, scaling quant.Scaling, rotation Ro
 		}
 	}
 	require.Len(t, run.divided, 2*m.Config().Layers)
+	requireMostFactors(t, run)
 	require.Empty(t, run.result.Unscaled)
 	require.Positive(t, changed)
 	require.True(t, slices.ContainsFunc(slices.Collect(maps.Values(run.divided)), func(d division) bool {
@@ -208,4 +209,31 @@ func requireFolded(t *testing.T, path string, scaling quant.Scaling, rotation Ro
 		worst = max(worst, math.Abs(float64(v)-float64(got[i])))
 	}
 	require.Less(t, worst, 1e-4*scale)
+}
+
+// requireMostFactors: what rows may be divided by counts in what their columns were multiplied by.
+func requireMostFactors(t *testing.T, run *calibrated) {
+	t.Helper()
+	changed := 0
+	for layer := range run.blocks.Count() {
+		for _, half := range []llama.Half{llama.AttentionHalf, llama.FeedForwardHalf} {
+			rows := run.blocks.RowsBefore(layer, half)
+			most, err := run.mostFactors(rows)
+			require.NoError(t, err)
+			d := run.decisions[rows.Weight]
+			w := make([]float32, d.Tensor.Elements())
+			require.NoError(t, d.Tensor.ReadAll(w))
+			for r := range most {
+				var plain, scaled float32
+				for i, v := range w[(rows.First+r)*d.Tensor.Cols() : (rows.First+r+1)*d.Tensor.Cols()] {
+					plain, scaled = max(plain, v, -v), max(scaled, v*run.factors[rows.Weight][i], -v*run.factors[rows.Weight][i])
+				}
+				require.Equal(t, max(1, quant.LeastScale(*d.Scheme, scaled)/leastScale), most[r])
+				if plain != scaled {
+					changed++
+				}
+			}
+		}
+	}
+	require.Positive(t, changed)
 }

@@ -72,7 +72,7 @@ func (c *calibrated) headMatrix(ctx context.Context, d Decision) error {
 			}
 		}
 		if err := gram.Add(input, c.length); err != nil {
-			return fmt.Errorf("inputs of %q: %w", name, err)
+			return fmt.Errorf("inputs of the head, %q: %w", name, err)
 		}
 		if ranges != nil {
 			ranges.Add(input)

@@ -26,6 +26,8 @@ type measured struct {
 	journal *os.File
 	lock    *os.File
 	damaged bool // a line was, and what followed is measured again
+	// discarded is set where the file was of something else.
+	discarded bool
 }
 
 // openMeasured opens or makes the file for an output, of at least so many bytes to come: that these may be written is known before anything
@@ -66,6 +68,11 @@ func (k *measured) open(path, key string) (err error) {
 	if err != nil || !fresh {
 		return err
 	}
+	info, err := k.journal.Stat() // a first line that was torn is cut off by now
+	if err != nil {
+		return err
+	}
+	k.discarded = info.Size() > 0 && !damaged
 	if err := k.journal.Truncate(0); err != nil {
 		return err
 	}

@@ -28,6 +28,7 @@ type Mixed struct {
 	Tokens           int
 	Resumed          int  // tensors that an earlier run had measured
 	Damaged          bool // a line of the journal of these was: what followed was measured again
+	Discarded        bool // what an earlier run had measured was of another plan, source or text
 }
 
 // Mix measures how sensitive the predictions of a model are to each of its matrices, on some of the calibration text, and sets the
@@ -70,7 +71,7 @@ func Mix(ctx context.Context, m *checkpoint.Model, r *Recipe, o Options) (mixed 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.kept.close()) }()
-	mixed = &Mixed{Tokens: s.tokens(), Damaged: s.kept.damaged}
+	mixed = &Mixed{Tokens: s.tokens(), Damaged: s.kept.damaged, Discarded: s.kept.discarded}
 	costs, err := s.all(ctx, b.open, mixed)
 	if err != nil {
 		return nil, err

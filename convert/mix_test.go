@@ -53,6 +53,7 @@ func TestMixResume(t *testing.T) {
 	got, mixed, err := mix(t.Context(), -1)
 	require.NoError(t, err)
 	require.Equal(t, 4, mixed.Resumed)
+	require.False(t, mixed.Discarded)
 	require.Equal(t, want, got)
 	require.Equal(t, whole.Sensitivities, mixed.Sensitivities)
 
@@ -71,6 +72,13 @@ func TestMixResume(t *testing.T) {
 	_, mixed, err = mix(t.Context(), -1)
 	require.NoError(t, err)
 	require.Zero(t, mixed.Resumed)
+	require.True(t, mixed.Discarded)
+
+	require.NoError(t, os.Truncate(journal, 10)) // the first line is torn: of whom it was is not known
+	_, mixed, err = mix(t.Context(), -1)
+	require.NoError(t, err)
+	require.Zero(t, mixed.Resumed)
+	require.False(t, mixed.Discarded)
 }
 
 // TestMixInFiles: states in files change nothing.

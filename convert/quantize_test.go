@@ -363,7 +363,9 @@ func TestQuantizedTwice(t *testing.T) {
 func TestShortfalls(t *testing.T) {
 	require.Empty(t, (&convert.Result{Calibrated: map[string]convert.CalibrationFigures{"a": {Inputs: 9, Channels: 8}}}).Shortfalls())
 	r := convert.Result{
-		Clamped: 3, RoundedOnly: []string{"x"}, Unscaled: []string{"u", "v", "w"}, Calibrated: map[string]convert.CalibrationFigures{
+		Clamped: 3, RoundedOnly: []string{"x"}, Unscaled: map[convert.Unscaled][]string{
+			convert.BiasBeyondType: {"z"}, convert.SharedAsIs: {"u", "v", "w"}, convert.MadeAsIs: {"o"}, convert.InputUnknown: {"i"}, convert.MakerUnknown: {"m"},
+		}, Calibrated: map[string]convert.CalibrationFigures{
 			"k": {DampingRaised: true, Damping: 0.1, DeadInputs: 2, Inputs: 4, Channels: 8}, "q": {DampingRaised: true, Damping: 0.01, DeadInputs: 2, Inputs: 4, Channels: 8},
 			"v": {DeadInputs: 5, Inputs: 4, Channels: 4},
 		},
@@ -371,7 +373,11 @@ func TestShortfalls(t *testing.T) {
 	require.Equal(t, []string{
 		"3 values were cut to the range of their type",
 		"x: rounded to nearest, nothing is known of the input",
-		"u and 2 more: the input is not scaled, since a layer that shares or makes it is not quantized here",
+		"u and 2 more: the input is not scaled, since a layer that shares it is not quantized here",
+		"o: the input is not scaled, since the layer that makes it is not quantized here",
+		"i: the input is not scaled, since the file has no statistics of it, or it saw no data",
+		"m: the input is not scaled, since the file has no statistics of what the layer that makes it takes in, or it saw no data",
+		"z: the input is not scaled, since the bias of the layer that makes it is beyond the range of its type",
 		"k and 1 more: the Hessian needed more damping than was asked for, at most 0.1 of the mean diagonal",
 		"k and 2 more: input channels were zero throughout the calibration data, at most 5 of a layer",
 		"k and 1 more: more input channels than the 4 inputs that were seen, too few to tell channels apart; give more text",
@@ -440,5 +446,27 @@ func TestPlainValuesAreFinite(t *testing.T) {
 			require.ErrorIs(t, err, quant.ErrNotFinite)
 			require.ErrorContains(t, err, fmt.Sprintf("tensor %q, row 0: column 5", name))
 		}
+	}
+}
+
+// TestNotFiniteBehindTheHead: with a head that is the embedding too, all blocks run before anything is quantized: the tensor that has the value is
+// named, not the one whose inputs showed it.
+func TestNotFiniteBehindTheHead(t *testing.T) {
+	for name, cols := range map[string]int{"model.embed_tokens.weight": 48, "model.layers.1.mlp.up_proj.weight": 48} {
+		dir := copyDir(t, testdata.Path("arch", "gemma2"))
+		m := open(t, testdata.Path("arch", "gemma2"))
+		c := calibration(t, m, 2)
+		row := 3
+		if name == "model.embed_tokens.weight" {
+			row = int(c.Sequences[0][7])
+		}
+		spoil(t, dir, name, row*cols+5, float32(math.NaN()))
+		m = open(t, dir)
+		r := convert.DefaultRecipe("w4g32")
+		r.Method = quant.GPTQ
+		_, err := convert.Quantize(t.Context(), m, plan(t, m, r), convert.Options{Output: filepath.Join(t.TempDir(), "out.qpk"), Threads: 1, Calibration: c})
+		require.ErrorIs(t, err, quant.ErrNotFinite)
+		require.ErrorContains(t, err, fmt.Sprintf("%s: tensor %q, row %d: column 5: NaN is not a finite number; it was seen in this: inputs of the head, \"model.embed_tokens.weight\": input ",
+			filepath.Join(dir, "model.safetensors"), name, row))
 	}
 }

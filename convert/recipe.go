@@ -159,12 +159,20 @@ func (r Recipe) Validate() error {
 			return fmt.Errorf("assigned to %q: a divergence of %g is not a finite number", name, a.Divergence)
 		}
 	}
+	if r.InOrder && r.Method != "" && !r.factors() {
+		return fmt.Errorf("column_order %s: is of the columns that %s quantizes one after another; %s for a layer's own outputs rounds each weight by itself, in no order: leave it at %s",
+			asStored, quant.GPTQ, r.Method, largestFirst)
+	}
 	return r.sourceCheck()
 }
 
+// factors reports whether the Hessians of inputs are factored: to round column by column, or to find what the source's outputs ask of weights. The order of
+// columns is that of the factor.
+func (r Recipe) factors() bool { return r.Method == quant.GPTQ || r.Targets == SourceOutputs }
+
 // inputs are the options for preparing the statistics of a layer's inputs.
 func (r Recipe) inputs() quant.InputOptions {
-	return quant.InputOptions{Damping: r.Damping, InOrder: r.InOrder}
+	return quant.InputOptions{Damping: r.Damping, InOrder: r.InOrder, Unfactored: !r.factors()}
 }
 
 // matrix are the options for quantizing a matrix.

@@ -44,6 +44,7 @@ func TestRecipeRoundTrip(t *testing.T) {
 
 func TestRecipeRefuses(t *testing.T) {
 	const calibration = "version: 1\nlinear: w4g32\nembeddings: w8\nhead: w8\nscale_rule: search\ncalibration: {context: 256, sequences: 4, method: gptq, refine: 1, damping: 0.01, column_order: largest-first, scaling: none"
+	const rtnInOrder = "version: 1\nlinear: w4g32\nembeddings: w8\nhead: w8\nscale_rule: search\ncalibration: {context: 256, sequences: 4, method: rtn, refine: 1, damping: 0.01, column_order: as-stored, scaling: none"
 	for text, want := range map[string]string{
 		"":                                   "the file is empty",
 		"linear: w4":                         "version: expected 1, found 0",
@@ -84,15 +85,19 @@ func TestRecipeRefuses(t *testing.T) {
 		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\ncalibration: {context: 8, sequences: 1, refine: 0, damping: 0}":               "damping and refine",
 		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\ncalibration: {context: 8, sequences: 1, refine: 0, damping: 1, method: gptq}": "column_order",
 		"version: 1\nlinear: w4\nembeddings: w8\nhead: w8\nscale_rule: search\ncalibration: {context: 8, sequences: 1, refine: 0, damping: 1, method: best}": "best",
+		rtnInOrder + "}":               "column_order as-stored",
+		rtnInOrder + ", targets: own}": "rounds each weight by itself",
 	} {
 		_, err := convert.ParseRecipe("x.yaml", []byte(text))
 		require.ErrorIs(t, err, formats.ErrMalformed, text)
 		require.ErrorContains(t, err, "x.yaml", text)
 		require.ErrorContains(t, err, want, text)
 	}
+	_, err := convert.ParseRecipe("x.yaml", []byte(rtnInOrder+", targets: source}"))
+	require.NoError(t, err, "the source's outputs are found by a factor, which has an order")
 	path := filepath.Join(t.TempDir(), "large.yaml")
 	require.NoError(t, os.WriteFile(path, make([]byte, 65<<10), 0o600))
-	_, err := convert.ReadRecipe(path)
+	_, err = convert.ReadRecipe(path)
 	require.ErrorIs(t, err, formats.ErrMalformed)
 	_, err = convert.ReadRecipe(filepath.Dir(path))
 	require.ErrorIs(t, err, formats.ErrMalformed)

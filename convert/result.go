@@ -20,12 +20,32 @@ type Result struct {
 	RoundedOnly []string
 	// Unknown names those that a file of statistics knows nothing of.
 	Unknown []string
-	// Unscaled names the layers whose inputs were to be scaled and were not, since a layer that shares them, or makes them, is not quantized.
-	Unscaled []string
+	// Unscaled names the layers whose inputs were to be scaled and were not, by the reason. A layer that is not quantized asks for nothing.
+	Unscaled map[Unscaled][]string
 	// TooLong says that calibration sequences were longer than what the model was made for.
 	TooLong string
 	// Single says that one sequence was too little for the source's outputs as targets.
 	Single string
+}
+
+// Unscaled says why the input of a layer could not be scaled.
+type Unscaled int
+
+const (
+	SharedAsIs     Unscaled = iota // a layer that shares it is not quantized
+	MadeAsIs                       // the layer that makes it is not
+	InputUnknown                   // the file of statistics has nothing of it
+	MakerUnknown                   // nor of the input of the layers among which it is made
+	BiasBeyondType                 // of the layer that makes it: what can be divided is not what is stored
+)
+
+// unscaledText says it in words.
+var unscaledText = [...]string{
+	SharedAsIs:     "a layer that shares it is not quantized here",
+	MadeAsIs:       "the layer that makes it is not quantized here",
+	InputUnknown:   "the file has no statistics of it, or it saw no data",
+	MakerUnknown:   "the file has no statistics of what the layer that makes it takes in, or it saw no data",
+	BiasBeyondType: "the bias of the layer that makes it is beyond the range of its type",
 }
 
 // Shortfalls says what is less than was asked for, a line each.
@@ -41,7 +61,9 @@ func (r *Result) Shortfalls() []string {
 	}
 	about(r.RoundedOnly, "rounded to nearest, nothing is known of the input")
 	about(r.Unknown, "rounded to nearest, the file has no statistics of the input, or it saw no data")
-	about(r.Unscaled, "the input is not scaled, since a layer that shares or makes it is not quantized here")
+	for why := range unscaledText {
+		about(r.Unscaled[Unscaled(why)], "the input is not scaled, since %s", unscaledText[why])
+	}
 	for _, line := range []string{r.TooLong, r.Single} {
 		if line != "" {
 			lines = append(lines, line)

@@ -58,21 +58,44 @@ func openWork(output, key string, size int64, place func(tensor string) (offset,
 		return nil, err
 	}
 	if err := w.open(key, size, place); err != nil {
-		err = errors.Join(err, w.close())
 		if len(w.done) == 0 {
-			w.remove()
+			w.remove() // while it is locked
 		}
-		return nil, err
+		return nil, errors.Join(err, w.close())
 	}
 	return w, nil
 }
 
 // lockFolder makes a work folder where there is none, and keeps others out of it until the file that it gives is closed.
 func lockFolder(dir string) (*os.File, error) {
-	if err := os.MkdirAll(dir, 0o777); err != nil {
+	for try := 1; ; try++ {
+		lock, err := tryLock(dir)
+		if !errors.Is(err, errFolderGone) || try == lockTries {
+			return lock, err
+		}
+	}
+}
+
+// lockTries is how often a folder is looked for that others take away: each time one of them has done its work.
+const lockTries = 100
+
+// errFolderGone says that whoever had a folder took it away before it was locked.
+var errFolderGone = errors.New("the folder was taken away")
+
+// tryLock is lockFolder, once. A lock counts only where its file is still the one of that name: another process that was done may have removed that, and a
+// third made a new one, since it was opened.
+func tryLock(dir string) (*os.File, error) {
+	switch err := os.MkdirAll(dir, 0o777); {
+	case errors.Is(err, fs.ErrExist): // there was one, and then none
+		return nil, fmt.Errorf("%w: %w", errFolderGone, err)
+	case err != nil:
 		return nil, err
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o666)
+	path := filepath.Join(dir, "lock")
+	lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %w", errFolderGone, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -83,6 +106,17 @@ func lockFolder(dir string) (*os.File, error) {
 		}
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
+	opened, err := lock.Stat()
+	if err == nil {
+		var named fs.FileInfo
+		if named, err = os.Stat(path); errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(opened, named) {
+			err = errFolderGone
+		}
+	}
+	if err != nil {
+		_ = lock.Close()
+		return nil, err
+	}
 	return lock, nil
 }
 
@@ -90,10 +124,11 @@ func lockFolder(dir string) (*os.File, error) {
 func (w *work) remove() {
 	entries, _ := os.ReadDir(w.dir)
 	for _, e := range entries {
-		if name := e.Name(); name == "data" || name == "journal" || name == "lock" || strings.HasPrefix(name, statesPrefix) {
+		if name := e.Name(); name == "data" || name == "journal" || strings.HasPrefix(name, statesPrefix) {
 			_ = os.Remove(filepath.Join(w.dir, name))
 		}
 	}
+	_ = os.Remove(filepath.Join(w.dir, "lock")) // the last, for from then on the folder may be another's
 	_ = os.Remove(w.dir)
 }
 

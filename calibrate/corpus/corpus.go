@@ -159,12 +159,20 @@ func (r *reader) full() bool {
 	return r.o.MaxSequences > 0 && len(r.ids)/r.o.Context >= r.o.MaxSequences
 }
 
+// many counts things.
+func many(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
 // cut makes windows of the tokens.
 func (r *reader) cut() error {
 	n, context := len(r.ids), r.o.Context
 	if n < context {
-		return fmt.Errorf("calibration data %s: %w: %d tokens in %d documents, one window needs %d",
-			r.path, ErrTooShort, n, r.s.Documents, context)
+		return fmt.Errorf("calibration data %s: %w: %s in %s, one window needs %d",
+			r.path, ErrTooShort, many(n, "token"), many(r.s.Documents, "document"), context)
 	}
 	windows := n / context
 	if r.full() {

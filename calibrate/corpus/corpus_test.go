@@ -151,8 +151,8 @@ func TestRefuses(t *testing.T) {
 	}{
 		{"empty text", "a.txt", "", Options{Context: 8}, false, ErrTooShort, "empty (0 bytes), one window needs 8"},
 		{"white text", "a.txt", " \n\t", Options{Context: 8}, false, ErrTooShort, "empty (3 bytes), one window needs 8"},
-		{"short text", "a.txt", "Hugo", Options{Context: 512}, false, ErrTooShort, "tokens in 1 documents, one window needs 512"},
-		{"one token", "a.jsonl", "[7]", Options{Context: 2}, false, ErrTooShort, "1 tokens in 1 documents, one window needs 2"},
+		{"short text", "a.txt", "Hugo", Options{Context: 512}, false, ErrTooShort, "tokens in 1 document, one window needs 512"},
+		{"one token", "a.jsonl", "[7]", Options{Context: 2}, false, ErrTooShort, "1 token in 1 document, one window needs 2"},
 		{"empty lines", "a.jsonl", "", Options{Context: 8}, false, ErrTooShort, "no document in 0 bytes, one window needs 8"},
 		{"empty documents", "a.jsonl", "{\"text\":\"\"}\n\n[]", Options{Context: 8}, false, formats.ErrMalformed, "line 3: expected an object with a text, found an array"},
 		{"only empty", "a.jsonl", "{\"text\":\"\"}\n\n", Options{Context: 8}, false, ErrTooShort, "no document in 13 bytes"},

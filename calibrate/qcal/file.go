@@ -167,27 +167,57 @@ func (h *Header) Find(layer string) (Input, bool) {
 	return Input{}, false
 }
 
+// Count reads how many inputs were seen, and nothing else.
+func (f *File) Count(in Input) (int64, error) {
+	raw, err := f.part(in.parts()[0])
+	if err != nil {
+		return 0, err
+	}
+	var count int64
+	if err := mapped.Guard(func() error { count = readInts(raw)[0]; return nil }); err != nil {
+		return 0, err
+	}
+	return count, checkCount(f.Path(), in, count)
+}
+
+// part gives the data of a part once they have their digest. They are of the map of the file: see mapped.Guard.
+func (f *File) part(part safetensors.Tensor) (raw []byte, err error) {
+	t, ok := f.f.Tensor(part.Name)
+	if !ok || !slices.Equal(t.Shape, part.Shape) {
+		return nil, formats.Malformed(f.Path(), part.Name, "the file has no such tensor of shape %v", part.Shape)
+	}
+	var sum packed.Digest
+	err = mapped.Guard(func() error {
+		raw = f.f.Data(t)
+		sum = packed.Sum(raw)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if want := f.digests[part.Name]; sum.String() != want {
+		return nil, formats.Malformed(f.Path(), part.Name, "expected data with digest %s, found %s", want, sum).WithHint("the file is damaged: make it again with qtool calibrate")
+	}
+	return raw, nil
+}
+
+// checkCount says what is wrong with a number of inputs.
+func checkCount(path string, in Input, count int64) error {
+	if count < 0 || count > maxNumber {
+		return formats.Malformed(path, in.Name+partCount, "expected 0 to %d, found %d", int64(maxNumber), count)
+	}
+	return nil
+}
+
 // Read reads the statistics of an input of the header and checks every number.
 func (f *File) Read(in Input) (*Statistics, error) {
 	data := make(map[string][]byte)
 	for _, part := range in.parts() {
-		t, ok := f.f.Tensor(part.Name)
-		if !ok || !slices.Equal(t.Shape, part.Shape) {
-			return nil, formats.Malformed(f.Path(), part.Name, "the file has no such tensor of shape %v", part.Shape)
-		}
-		var sum packed.Digest
-		err := mapped.Guard(func() error {
-			raw := f.f.Data(t)
-			sum = packed.Sum(raw)
-			data[part.Name] = raw
-			return nil
-		})
+		raw, err := f.part(part)
 		if err != nil {
 			return nil, err
 		}
-		if want := f.digests[part.Name]; sum.String() != want {
-			return nil, formats.Malformed(f.Path(), part.Name, "expected data with digest %s, found %s", want, sum).WithHint("the file is damaged: make it again with qtool calibrate")
-		}
+		data[part.Name] = raw
 	}
 	s := &Statistics{}
 	var counts []int64
@@ -218,8 +248,8 @@ func (s *Statistics) check(path string, in Input, counts []int64) error {
 	fail := func(part, format string, args ...any) error {
 		return formats.Malformed(path, in.Name+part, format, args...)
 	}
-	if s.Count < 0 || s.Count > maxNumber {
-		return fail(partCount, "expected 0 to %d, found %d", int64(maxNumber), s.Count)
+	if err := checkCount(path, in, s.Count); err != nil {
+		return err
 	}
 	var total int64
 	for bin, n := range counts {

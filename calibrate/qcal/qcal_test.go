@@ -100,6 +100,42 @@ func TestRoundTripAndRefusals(t *testing.T) {
 	require.ErrorContains(t, err, "damaged")
 }
 
+// TestCount reads the number of inputs alone: damage elsewhere does not matter, there it does.
+func TestCount(t *testing.T) {
+	count := func(path string) (int64, error) {
+		f, err := Open(path)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, f.Close()) }()
+		return f.Count(f.Header().Inputs[0])
+	}
+	h, s := small()
+	path := file(t, h, s)
+	f, err := safetensors.Open(path)
+	require.NoError(t, err)
+	x, ok := f.Tensor("w" + partCount)
+	require.True(t, ok)
+	hessian, ok := f.Tensor("w" + partHessian)
+	require.True(t, ok)
+	require.NoError(t, f.Close())
+	flip := func(at int64) {
+		data, err := os.ReadFile(path)
+		require.NoError(t, err)
+		data[at] ^= 1
+		require.NoError(t, os.WriteFile(path, data, 0o600))
+	}
+	flip(hessian.Offset)
+	n, err := count(path)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, n)
+	flip(x.Offset)
+	_, err = count(path)
+	require.ErrorIs(t, err, formats.ErrMalformed)
+	require.ErrorContains(t, err, "damaged")
+	s.Count = -1
+	_, err = count(file(t, h, s))
+	require.ErrorIs(t, err, formats.ErrMalformed)
+}
+
 // FuzzOpen: no input makes it panic, and errors say that the file is at fault.
 func FuzzOpen(f *testing.F) {
 	h, s := small()

@@ -137,7 +137,7 @@ func printCalibrate(w io.Writer, r *calibrateReport) {
 	fmt.Fprintf(w, "%s: %s, inputs of %d kinds, in %s\n", r.Output, sizeText(r.SizeBytes), r.Inputs, durationText(r.Seconds))
 	printData(w, r.Found)
 	if r.Resumed > 0 {
-		fmt.Fprintf(w, "  %d blocks were finished by an earlier run\n", r.Resumed)
+		fmt.Fprintf(w, "  %s finished by an earlier run\n", wereText(r.Resumed, "block"))
 	}
 	printWarnings(w, r.Warnings)
 }

@@ -20,6 +20,8 @@ type calibrationOptions struct {
 	dataOptions
 
 	source convert.Source // what the data turn out to be
+	// assumed says that a recipe is printed for data that are not named, of a text.
+	assumed bool
 	// fromRecipe says that a file has every choice, so that none of them is a default.
 	fromRecipe bool
 	method     string
@@ -51,6 +53,9 @@ func (o *calibrationOptions) addFlags(cmd *cobra.Command) {
 	f.StringSliceVar(&o.schemes, "mix", nil, "schemes that mixed precision chooses from (default w3g32nlk,w3g16nlk,w4g32nlk,w4g16nlk,w4g32nl,w8)")
 	f.BoolVar(&o.inOrder, "in-order", false, "quantize columns as they stand, not those of the largest inputs first")
 }
+
+// used reports whether there is calibration.
+func (o *calibrationOptions) used() bool { return o.data != "" || o.assumed }
 
 // apply puts what the flags say into a recipe. limit is a divergence that the result must keep, 0 for none: with calibration, and where no
 // scheme was named, it is a budget.
@@ -84,13 +89,13 @@ func (o *calibrationOptions) apply(cmd *cobra.Command, r *convert.Recipe, limit 
 			return usagef("schemes that end in -s8 need ranges of activations, which an imatrix does not have")
 		}
 	}
-	if cmd.Flags().Changed("max-kld") && limit == 0 && !budget.Set() && o.data != "" && !named {
+	if cmd.Flags().Changed("max-kld") && limit == 0 && !budget.Set() && o.used() && !named {
 		return usagef("--max-kld 0 leaves no scheme to choose: name a --scheme or --bits, and it is a gate")
 	}
-	if limit > 0 && !budget.Set() && o.data != "" && !named {
+	if limit > 0 && !budget.Set() && o.used() && !named {
 		budget.Divergence = limit
 	}
-	if o.data == "" {
+	if !o.used() {
 		if budget.Set() || len(o.schemes) > 0 {
 			return usagef("mixed precision needs text to measure on: give --calib")
 		}
@@ -185,6 +190,9 @@ func (o *calibrationOptions) settleTargets(r *convert.Recipe, c *convert.Calibra
 func (o *calibrationOptions) refuseUseless(cmd *cobra.Command, r *convert.Recipe) error {
 	if r.Method == quant.RTN && r.Targets == convert.OwnOutputs && cmd.Flags().Changed("damping") {
 		return usagef("--damping is for Hessians, which --method rtn does not use but for --targets source: leave it out")
+	}
+	if r.InOrder && r.Method == quant.RTN && r.Targets == convert.OwnOutputs {
+		return usagef("--in-order is the order in which gptq quantizes columns: --method rtn rounds each weight by itself, in none; leave it out")
 	}
 	return o.checkField(cmd)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,4 +22,13 @@ func TestMessage(t *testing.T) {
 	full := errors.New("write x.qpk: no space left on device")
 	require.Equal(t, "write x.qpk: no space left on device; the same command goes on from here", message(ctx, resumable(ctx, full)))
 	require.Equal(t, exitFailed, exitStatus(resumable(ctx, err)))
+}
+
+// TestPrintCalibrate counts blocks as a person does.
+func TestPrintCalibrate(t *testing.T) {
+	for n, want := range map[int]string{1: "  1 block was finished by an earlier run\n", 2: "  2 blocks were finished by an earlier run\n"} {
+		var out bytes.Buffer
+		printCalibrate(&out, &calibrateReport{Resumed: n})
+		require.Contains(t, out.String(), want)
+	}
 }

@@ -342,5 +342,8 @@ func (o *quantizeOptions) mix(ctx context.Context, m *checkpoint.Model, r *conve
 	if err != nil {
 		return nil, resumable(ctx, err)
 	}
+	if mixed.Discarded {
+		fmt.Fprintln(os.Stderr, "qtool: measurements of another plan, source or text were discarded")
+	}
 	return &mixedReport{mixed.Predicted, mixed.Bound, r.Budget.Divergence, mixed.Tokens, mixed.Resumed, mixed.Damaged, mixed.Sensitivities}, nil
 }

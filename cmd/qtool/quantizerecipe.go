@@ -21,6 +21,7 @@ func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
 	if o.recipeFile != "" {
 		return o.fromFile(cmd)
 	}
+	o.calibration.assumed = o.printRecipe && o.calibration.data == "" && o.static()
 	linear := packed.Scheme{Bits: o.bits, Group: o.group, Asym: o.asymmetric}
 	if o.group == 0 {
 		linear.Group = packed.DefaultGroup4
@@ -36,7 +37,7 @@ func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
 			}
 		}
 		name = o.scheme
-	} else if o.calibration.data != "" && calibratedDefaults[o.bits] != "" && o.group == 0 && !o.asymmetric {
+	} else if o.calibration.used() && calibratedDefaults[o.bits] != "" && o.group == 0 && !o.asymmetric {
 		name = calibratedDefaults[o.bits]
 	} else if err := linear.Validate(); err != nil {
 		return convert.Recipe{}, usageError{err}
@@ -64,10 +65,21 @@ func (o *quantizeOptions) recipe(cmd *cobra.Command) (convert.Recipe, error) {
 	if err := r.Validate(); err != nil {
 		return r, usageError{err}
 	}
-	if o.calibration.data == "" && hasStatic(&r) {
+	if !o.calibration.used() && hasStatic(&r) {
 		return r, usagef("schemes that end in -s8 need calibration for the ranges of their inputs: give --calib")
 	}
 	return r, nil
+}
+
+// static reports whether the flags name a scheme with static ranges, which no recipe without calibration can have.
+func (o *quantizeOptions) static() bool {
+	r := convert.Recipe{Linear: convert.Choice(o.scheme), Head: convert.Choice(o.head)}
+	for _, s := range o.overrides {
+		if over, err := convert.ParseOverride(s); err == nil { // else recipe says what is wrong
+			r.Overrides = append(r.Overrides, over)
+		}
+	}
+	return hasStatic(&r)
 }
 
 // fromFile reads the recipe of a file, beside which no flag may decide over bytes.
@@ -89,6 +101,8 @@ func (o *quantizeOptions) fromFile(cmd *cobra.Command) (convert.Recipe, error) {
 	}
 	o.calibration.fromRecipe = true
 	switch {
+	case r.Method != "" && o.calibration.data == "" && o.printRecipe:
+		return r, o.calibration.unused(cmd) // no data are read
 	case r.Method != "" && o.calibration.data == "":
 		return r, usagef("the recipe %s is a calibrated one: give --calib", o.recipeFile)
 	case r.Method == "" && o.calibration.data != "":
@@ -114,7 +128,7 @@ func (o *quantizeOptions) fromFile(cmd *cobra.Command) (convert.Recipe, error) {
 
 // settleContext puts the length of sequences that is right for the model into a recipe that is to have the default.
 func (o *quantizeOptions) settleContext(model string, r *convert.Recipe) error {
-	if o.calibration.data == "" || r.Source != convert.FromText || r.Context != 0 {
+	if !o.calibration.used() || r.Source != convert.FromText || r.Context != 0 {
 		return nil
 	}
 	path, err := find(model)

@@ -22,6 +22,8 @@ type InputOptions struct {
 	Damping float64 // share of the mean of the diagonal; 0: DefaultDamping
 	// InOrder quantizes columns as they stand; else those of the largest inputs come first (the "act-order" of GPTQ's authors).
 	InOrder bool
+	// Unfactored leaves out the damped factor of the Hessian, which GPTQ and Regress need and nothing else: Damping and InOrder then say nothing.
+	Unfactored bool
 }
 
 // Inputs is what is known of the inputs of a linear layer, prepared for quantizing its weights; layers that share inputs share it.
@@ -33,12 +35,12 @@ type Inputs struct {
 	// Importance is the diagonal of H, with a small number where it is zero.
 	Importance []float32
 
-	Damping float64 // that was needed, as a share of the mean of the diagonal
+	Damping float64 // that was needed, as a share of the mean of the diagonal; 0 without a factor
 	Raised  bool    // above what was asked for
 	Dead    int     // channels that were always zero
 
 	order  []int     // columns in the order in which they are quantized
-	factor []float32 // Uᵀ of the damped and ordered H: see linalg.Solver.InverseFactor
+	factor []float32 // Uᵀ of the damped and ordered H: see linalg.Solver.InverseFactor; nil where it was left out
 }
 
 // NewImportance makes inputs of the mean squares of channels alone, by which weights can be rounded only. Errors match ErrInputs.
@@ -65,10 +67,7 @@ func NewImportance(squares []float32) (*Inputs, error) {
 
 // NewInputs prepares the mean of x xᵀ of a layer's inputs, [n][n], which it keeps and must not be changed afterwards. Errors match ErrInputs.
 func NewInputs(s *linalg.Solver, h []float32, n int, o InputOptions) (*Inputs, error) {
-	in := &Inputs{N: n, H: h, Importance: make([]float32, n), Damping: o.Damping}
-	if in.Damping == 0 {
-		in.Damping = DefaultDamping
-	}
+	in := &Inputs{N: n, H: h, Importance: make([]float32, n)}
 	var sum float64
 	for i := range n {
 		d := h[i*n+i]
@@ -84,10 +83,27 @@ func NewInputs(s *linalg.Solver, h []float32, n int, o InputOptions) (*Inputs, e
 		return nil, fmt.Errorf("%w: all %d channels were zero", ErrInputs, n)
 	}
 	mean := sum / float64(n)
+	for i := range n {
+		in.Importance[i] = max(h[i*n+i], float32(1e-6*mean))
+	}
+	if o.Unfactored {
+		return in, nil
+	}
+	if err := in.factorize(s, mean, o); err != nil {
+		return nil, err
+	}
+	return in, nil
+}
+
+// factorize makes the factor of the damped Hessian, whose diagonal has that mean.
+func (in *Inputs) factorize(s *linalg.Solver, mean float64, o InputOptions) error {
+	n, h := in.N, in.H
+	if in.Damping = o.Damping; in.Damping == 0 {
+		in.Damping = DefaultDamping
+	}
 	in.order = make([]int, n)
 	for i := range n {
 		in.order[i] = i
-		in.Importance[i] = max(h[i*n+i], float32(1e-6*mean))
 	}
 	if !o.InOrder {
 		slices.SortStableFunc(in.order, func(a, b int) int {
@@ -115,13 +131,13 @@ func NewInputs(s *linalg.Solver, h []float32, n int, o InputOptions) (*Inputs, e
 		})
 		var err error
 		if in.factor, err = s.InverseFactor(damped, n); err == nil {
-			return in, nil
+			return nil
 		}
 		if !errors.Is(err, linalg.ErrNotPositiveDefinite) {
-			return nil, err
+			return err
 		}
 		in.Damping *= 10
 		in.Raised = true
 	}
-	return nil, fmt.Errorf("%w: the Hessian of %d channels is not positive definite even with damping of %g of its mean diagonal", ErrInputs, n, in.Damping/10)
+	return fmt.Errorf("%w: the Hessian of %d channels is not positive definite even with damping of %g of its mean diagonal", ErrInputs, n, in.Damping/10)
 }

@@ -135,3 +135,35 @@ func TestBadInputs(t *testing.T) {
 		}
 	}
 }
+
+// TestUnfactored: rounding to nearest by the Hessian gives the same with and without its factor, even where there can be none; what needs the factor says so.
+func TestUnfactored(t *testing.T) {
+	const rows, cols = 16, 80
+	r := rand.New(rand.NewPCG(25, 26))
+	solve := solver(t, kernel.Generic())
+	h := correlated(t, solve, cols, r)
+	factored, err := quant.NewInputs(solve, h, cols, quant.InputOptions{})
+	require.NoError(t, err)
+	in, err := quant.NewInputs(solve, h, cols, quant.InputOptions{Unfactored: true})
+	require.NoError(t, err)
+	require.Equal(t, factored.Importance, in.Importance)
+	require.Zero(t, in.Damping)
+	w := normal(rows*cols, r, 0)
+	o := quant.MatrixOptions{Scheme: scheme(t, "w4g16nlk"), Rule: quant.Search, Method: quant.RTN, Refine: 2}
+	want, err := quant.Matrix(solve, w, rows, cols, factored, o)
+	require.NoError(t, err)
+	got, err := quant.Matrix(solve, w, rows, cols, in, o)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	o.Method = quant.GPTQ
+	_, err = quant.Matrix(solve, w, rows, cols, in, o)
+	require.ErrorIs(t, err, quant.ErrInputs)
+	require.ErrorContains(t, err, "factor")
+
+	h = identity(cols)
+	h[5*cols+9], h[9*cols+5] = 500, 500 // no Gram matrix
+	_, err = quant.NewInputs(solve, h, cols, quant.InputOptions{})
+	require.ErrorContains(t, err, "not positive definite")
+	_, err = quant.NewInputs(solve, h, cols, quant.InputOptions{Unfactored: true})
+	require.NoError(t, err)
+}

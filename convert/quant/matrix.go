@@ -65,6 +65,9 @@ func Matrix(s *linalg.Solver, w []float32, rows, cols int, in *Inputs, o MatrixO
 	if (in == nil || in.H == nil) && (o.Method != RTN || o.Refine > 0) {
 		return nil, fmt.Errorf("%w: %s needs them", ErrInputs, o.Method)
 	}
+	if o.Method == GPTQ && in.factor == nil {
+		return nil, fmt.Errorf("%w: %s needs the factor of their Hessian", ErrInputs, o.Method)
+	}
 	m := &matrixJob{solver: s, w: w, rows: rows, cols: cols, in: in, options: o}
 	if in != nil {
 		m.importance = in.Importance

@@ -7,7 +7,7 @@ import "qtool/runtime/linalg"
 //
 // What only one half shows is chance, and would be so much more error on other inputs. With T = D U⁻¹ of each half and of all, |T|² is the power of the
 // map and T₁·T₂ what the halves agree on: each row is scaled by the quotient of the two, within 0 and 1, both taken together with their means over the
-// rows, since those of one row are uncertain. Where a half is empty nothing is known, and the map is zero.
+// rows, since those of one row are uncertain. Where a half is empty nothing is known, and the map is zero. The inputs must have been factored.
 func (in *Inputs) Regress(s *linalg.Solver, d [2][]float32, counts [2]int, rows int) []float32 {
 	n := in.N
 	out := make([]float32, rows*n)

@@ -106,8 +106,8 @@ type scaleTrials struct {
 	known          bool // what follows, of the trial before
 	codes, next    []int8
 	level, product []float32 // c, and H c
-	error          []float32
-	cc, c1, cp, p1 float64 // c H c, c H 1, c·p, 1·p
+	deviation      []float32 // of values from weights
+	cc, c1, cp, p1 float64   // c H c, c H 1, c·p, 1·p
 
 	first float32 // scale
 	best  float64
@@ -118,7 +118,7 @@ type scaleTrials struct {
 func newScaleTrials(m *matrixJob) *scaleTrials {
 	g := m.options.Scheme.Group
 	t := &scaleTrials{m: m, before: make([]float32, rowsPerUnit*g), h: make([]float32, g*g), ones: make([]float32, g), p: make([]float32, g),
-		codes: make([]int8, g), next: make([]int8, g), level: make([]float32, g), product: make([]float32, g), error: make([]float32, g)}
+		codes: make([]int8, g), next: make([]int8, g), level: make([]float32, g), product: make([]float32, g), deviation: make([]float32, g)}
 	return t
 }
 
@@ -160,12 +160,12 @@ func (t *scaleTrials) row(u *unitRows, r int, e, others []float32) {
 	zero := s.Zero(t.zero)
 	t.encode(t.next, t.scale, zero)
 	for i := range n {
-		t.error[i] = t.scale*t.m.grid.level(t.next[i], zero) - t.w[i]
+		t.deviation[i] = t.scale*t.m.grid.level(t.next[i], zero) - t.w[i]
 	}
-	if t.loss(t.error, others) >= t.loss(e, others) {
+	if t.loss(t.deviation, others) >= t.loss(e, others) {
 		return
 	}
-	copy(e, t.error[:n])
+	copy(e, t.deviation[:n])
 	copy(t.c.Codes[t.at:t.at+n], t.next)
 	t.set(u, r, g)
 }

@@ -103,14 +103,15 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 // tokens gives those of the text that are to be scored.
 func (r *Request) tokens(text *Text, model, base *loaded, report *Report) ([]int32, error) {
 	var others []*tokenizer.Tokenizer
-	if base != nil {
+	other := base != nil && !base.tokens.Same(model.tokens)
+	if other {
 		others = append(others, base.tokens)
 	}
 	tokens, more, read, err := text.Tokens(r.MaxTokens, model.tokens, others...)
 	if err != nil {
 		return nil, err
 	}
-	if base != nil {
+	if other {
 		of := base.tokens.Encode(read, tokenizer.Options{AddSpecial: true})
 		if more {
 			of = of[:min(len(tokens), len(of))]

@@ -29,21 +29,8 @@ func table(m packed.Matrix) []byte {
 	return even[m.Scheme.Bits-3][:]
 }
 
-// tableGeneric defines the product of a panel whose codes stand for the entries of a table: in each block the integer
-// Σ table[code]·q, where scales have two levels each term times the integer of its group, is exact and then scaled.
-func tableGeneric(p panelArgs) {
-	// The loops are those of panelGeneric: one for both would call by a variable, and acc would be allocated for each.
-	size := p.scheme.PanelBytes(p.cols)
-	for i := range p.panels {
-		for t := range p.tokens {
-			var acc [packed.Panel]float32
-			tableToken(&acc, p, p.data[i*size:(i+1)*size], t)
-			copy(p.out[t*p.stride+i*packed.Panel:], acc[:])
-		}
-	}
-}
-
-// tableToken multiplies one panel with one token.
+// tableToken is panelToken where codes stand for the entries of a table: in each block the integer Σ table[code]·q, where scales have two levels
+// each term times the integer of its group, is exact and then scaled.
 func tableToken(acc *[packed.Panel]float32, p panelArgs, data []byte, t int) {
 	s := p.scheme
 	blocks := (p.cols + packed.Block - 1) / packed.Block

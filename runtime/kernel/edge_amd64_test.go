@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"qtool/formats"
+	"qtool/formats/half"
 	"qtool/formats/packed"
 	"qtool/runtime/kernel"
 )
@@ -110,6 +112,107 @@ func testLoopsStayWithinTheirBuffers(t *testing.T, set *kernel.Set) {
 		set.PackSliver(sliver, rows, cols, kernel.SliverWidth, cols)
 		set.MulSliver(atPageEnd(t, make([]float32, 3*kernel.SliverWidth)), kernel.SliverWidth, x, cols, 3, sliver, kernel.SliverWidth, cols, true)
 		set.Axpy(0.5, x[2*cols:], y[6*cols:])
+	}
+}
+
+// TestSliversStayWithinTheirBuffers is the same for the loops of plain products, over odd numbers of rows and columns, with rows apart and not; what
+// the portable loops give of other memory is what they must give.
+func TestSliversStayWithinTheirBuffers(t *testing.T) {
+	const width = kernel.SliverWidth
+	generic := kernel.Generic()
+	for _, set := range kernel.Available() {
+		t.Run(set.Name, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(29, 30))
+			for _, rows := range []int{1, 7, 16, 17, 64} {
+				for _, n := range []int{1, 8, 15, 17, 64} {
+					apart := r.IntN(2) * 3
+					stride, toStride := n+apart, rows+apart
+					b := randomVector((rows-1)*stride+n, r)
+					want := make([]float32, (n-1)*toStride+rows)
+					generic.Transpose(want, toStride, b, stride, rows, n)
+					got := atPageEnd(t, make([]float32, len(want)))
+					set.Transpose(got, toStride, atPageEnd(t, b), stride, rows, n)
+					require.Equal(t, want, got, "%s: %d by %d", set.Name, rows, n)
+
+					// Columns of what was turned: as many as a sliver takes.
+					cols := min(rows, width)
+					turned := got[:(n-1)*toStride+cols]
+					sliver, columns := make([]float32, n*width), atPageEnd(t, make([]float32, n*width))
+					generic.PackColumns(sliver, turned, toStride, cols, n)
+					set.PackColumns(columns, atPageEnd(t, turned), toStride, cols, n)
+					require.Equal(t, sliver, columns, "%s: %d columns of %d", set.Name, cols, n)
+
+					for _, add := range []bool{false, true} {
+						outStride := cols + apart
+						before := randomVector((rows-1)*outStride+cols, r)
+						want, got := append([]float32(nil), before...), atPageEnd(t, before)
+						generic.MulSliver(want, outStride, b, stride, rows, sliver, cols, n, add)
+						set.MulSliver(got, outStride, atPageEnd(t, b), stride, rows, columns, cols, n, add)
+						require.InDeltaSlice(t, want, got, 1e-4, "%s: %d rows of %d, %d columns", set.Name, rows, n, cols)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestStoredRowsStayWithinTheirBuffers is the same for rows as they are stored, each of which ends at a page of its own.
+func TestStoredRowsStayWithinTheirBuffers(t *testing.T) {
+	const width = kernel.SliverWidth
+	generic := kernel.Generic()
+	for _, set := range kernel.Available() {
+		t.Run(set.Name, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(31, 32))
+			for dtype, size := range map[formats.DType]int{formats.F32: 4, formats.F16: 2, formats.BF16: 2} {
+				for _, n := range []int{8, 24, 64, 72} {
+					for _, from := range []int{0, 17} {
+						var rows [width][]byte
+						for i := range rows {
+							stored := make([]byte, size*(from+n))
+							switch v := randomVector(from+n, r); dtype {
+							case formats.F32:
+								half.EncodeF32(stored, v)
+							case formats.F16:
+								half.EncodeF16(stored, v)
+							default:
+								half.EncodeBF16(stored, v)
+							}
+							rows[i] = atPageEnd(t, stored)
+						}
+						x := atPageEnd(t, randomVector(n, r))
+						for _, add := range []bool{false, true} {
+							before := randomVector(width, r)
+							want, got := append([]float32(nil), before...), atPageEnd(t, before)
+							require.True(t, generic.MulRows(want, dtype, &rows, from, x, add))
+							require.True(t, set.MulRows(got, dtype, &rows, from, x, add))
+							require.InDeltaSlice(t, want, got, 1e-4, "%s: %s, %d columns from %d on", set.Name, dtype, n, from)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestTablesStayWithinTheirBuffers is the same for the loop that looks levels up, with weights at both ends of the table and beyond.
+func TestTablesStayWithinTheirBuffers(t *testing.T) {
+	r := rand.New(rand.NewPCG(33, 34))
+	levels := make([]float32, len(kernel.LevelTable{}))
+	for i := range levels {
+		levels[i] = float32(i/40 - 12)
+	}
+	table := (*kernel.LevelTable)(atPageEnd(t, levels))
+	for _, set := range kernel.Available() {
+		for _, n := range []int{1, 7, 8, 9, 17, 64, 65} {
+			w, a := randomVector(n, r), randomVector(n, r)
+			w[0], w[n-1] = -1e6, 1e6
+			w, a = atPageEnd(t, w), atPageEnd(t, a)
+			for _, inverse := range []float32{3, -3, float32(math.Inf(1))} {
+				l1, l2 := kernel.Generic().FitTable(w, a, inverse, table)
+				m1, m2 := set.FitTable(w, a, inverse, table)
+				require.Equal(t, [2]float32{l1, l2}, [2]float32{m1, m2}, "%s: %d", set.Name, n)
+			}
+		}
 	}
 }
 

@@ -134,19 +134,7 @@ func quantizeFineGeneric(q []int16, scale, sum, x []float32) {
 	}
 }
 
-// panelFineGeneric is panelGeneric for codes of activations in p.fine and weights of 8 bits.
-func panelFineGeneric(p panelArgs) {
-	size := p.scheme.PanelBytes(p.cols)
-	for i := range p.panels {
-		for t := range p.tokens {
-			var acc [packed.Panel]float32
-			panelFineToken(&acc, p, p.data[i*size:(i+1)*size], t)
-			copy(p.out[t*p.stride+i*packed.Panel:], acc[:])
-		}
-	}
-}
-
-// panelFineToken multiplies one panel with one token.
+// panelFineToken is panelToken for codes of activations in p.fine and weights of 8 bits.
 func panelFineToken(acc *[packed.Panel]float32, p panelArgs, data []byte, t int) {
 	blocks := (p.cols + packed.Block - 1) / packed.Block
 	q := p.fine[t*blocks*packed.Block:]

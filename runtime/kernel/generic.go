@@ -44,20 +44,29 @@ func roundEven(f float32) int32 {
 	return int32(math.Float32bits(f+magic)) - int32(math.Float32bits(magic))
 }
 
-// panelGeneric defines the product of a panel: in each block the integers Σ code·q are exact, the zero
-// point is taken off exactly too, and the block is scaled.
+// panelGeneric defines the products of panels with tokens: by panelFineToken where activations have the codes of Fine, by tableToken where a table says
+// what codes of weights stand for, else by panelToken. They are called by name: by a variable, acc would be memory taken for each.
 func panelGeneric(p panelArgs) {
 	size := p.scheme.PanelBytes(p.cols)
 	for i := range p.panels {
+		data := p.data[i*size : (i+1)*size]
 		for t := range p.tokens {
 			var acc [packed.Panel]float32
-			panelToken(&acc, p, p.data[i*size:(i+1)*size], t)
+			switch {
+			case p.fine != nil:
+				panelFineToken(&acc, p, data, t)
+			case p.table != nil:
+				tableToken(&acc, p, data, t)
+			default:
+				panelToken(&acc, p, data, t)
+			}
 			copy(p.out[t*p.stride+i*packed.Panel:], acc[:])
 		}
 	}
 }
 
-// panelToken multiplies one panel with one token.
+// panelToken multiplies one panel with one token: in each block the integers Σ code·q are exact, the zero point is taken off exactly too, and the block
+// is scaled.
 func panelToken(acc *[packed.Panel]float32, p panelArgs, data []byte, t int) {
 	blocks := (p.cols + packed.Block - 1) / packed.Block
 	q := p.q[t*blocks*packed.Block:]

@@ -77,8 +77,8 @@ const EnvLevel = "QTOOL_CPU"
 // Generic is the portable implementation.
 func Generic() *Set {
 	return &Set{
-		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric, panelTable: tableGeneric,
-		quantizeFine: quantizeFineGeneric, panelFine: panelFineGeneric,
+		Name: "generic", quantize: quantizeGeneric, panel4: panelGeneric, panel8: panelGeneric, panelTable: panelGeneric,
+		quantizeFine: quantizeFineGeneric, panelFine: panelGeneric,
 		foreign: foreignGeneric, halve: halveGeneric,
 		mulSliver: mulSliverGeneric, transpose: transposeGeneric, mulRows: mulRowsGeneric,
 		dot: dotGeneric, axpy: axpyGeneric, exp: expGeneric,

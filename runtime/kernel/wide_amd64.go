@@ -56,7 +56,7 @@ func widenLoop(s packed.Scheme) func(to *float32, data *byte, blocks, span, grou
 // tableAVX2 multiplies whole tiles of tokens, where they are arranged, with weights that are looked up once for all of them.
 func tableAVX2(p panelArgs) {
 	if p.cols == 0 {
-		tableGeneric(p)
+		panelGeneric(p)
 		return
 	}
 	first := min((tileTokens-p.first%tileTokens)%tileTokens, p.tokens)

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -124,6 +125,29 @@ func TestBordersRefused(t *testing.T) {
 		tok, err = New(d)
 		require.NoError(t, err)
 		require.False(t, tok.cuts || tok.parts, name)
+	}
+}
+
+// TestSame: a tokenizer is the same as one that was made of the same files, and as no other.
+func TestSame(t *testing.T) {
+	first, second := everyTokenizer(t), everyTokenizer(t)
+	for a, x := range first {
+		for b, y := range second {
+			if a == b {
+				require.True(t, x.Same(y), a)
+			} else if x.Same(y) { // of two models
+				for _, text := range borderTexts(t, 3) {
+					require.Equal(t, x.Encode(text, Options{AddSpecial: true}), y.Encode(text, Options{AddSpecial: true}), "%s, %s", a, b)
+				}
+			}
+		}
+	}
+	for name, x := range first {
+		d := *x.d
+		d.Tokens = slices.Clone(d.Tokens)
+		d.Tokens[len(d.Tokens)-1].Text += "."
+		require.False(t, x.Same(&Tokenizer{d: &d}), name)
+		break
 	}
 }
 

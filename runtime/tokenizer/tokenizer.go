@@ -7,6 +7,7 @@ package tokenizer
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"unicode"
@@ -122,6 +123,9 @@ func (t *Tokenizer) AddsBOS() bool {
 
 // EndsText reports whether nothing is to be generated after the token.
 func (t *Tokenizer) EndsText(id int32) bool { return t.ends[id] }
+
+// Same reports whether another tokenizer has the same vocabulary and the same rules, so that it gives the same tokens of any text.
+func (t *Tokenizer) Same(other *Tokenizer) bool { return reflect.DeepEqual(t.d, other.d) }
 
 // Encode gives the tokens of a text. Bytes that are no UTF-8 count as U+FFFD, one for each maximal part of
 // a character, as Unicode recommends and Python does.
