@@ -134,21 +134,26 @@ func (q *quantization) calibrate(ctx context.Context) (err error) {
 	if q.options.Statistics != nil {
 		return c.byStatistics(ctx)
 	}
-	err = c.run(ctx)
-	if errors.Is(err, calibrate.ErrNotFinite) || errors.Is(err, llama.ErrNotFinite) {
-		if found := q.findNotFinite(ctx); found != nil {
-			return fmt.Errorf("%w; it was seen in this: %w", found, err)
-		}
+	return blame(ctx, q.model, c.run(ctx))
+}
+
+// blame names the tensor of a model whose values are not finite, where an error says that the inputs of a layer, or what came of them, are not: these may have
+// come from any tensor before it.
+func blame(ctx context.Context, m *checkpoint.Model, err error) error {
+	if !errors.Is(err, calibrate.ErrNotFinite) && !errors.Is(err, llama.ErrNotFinite) {
+		return err
+	}
+	if found := findNotFinite(ctx, m); found != nil {
+		return fmt.Errorf("%w; it was seen in this: %w", found, err)
 	}
 	return err
 }
 
-// findNotFinite looks for a value of the source that is not finite: inputs of layers that are not may have come from any tensor before them.
-func (q *quantization) findNotFinite(ctx context.Context) error {
+// findNotFinite looks for a value of a model that is not finite.
+func findNotFinite(ctx context.Context, m *checkpoint.Model) error {
 	var reader checkpoint.Reader
 	var values []float32
-	for _, d := range q.plan.Decisions {
-		t := d.Tensor
+	for _, t := range m.Tensors() {
 		rows := max(1, (1<<16)/max(t.Cols(), 1))
 		for first := 0; first < t.Rows(); first += rows {
 			if err := ctx.Err(); err != nil {

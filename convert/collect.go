@@ -91,7 +91,7 @@ func Collect(ctx context.Context, m *checkpoint.Model, o CollectOptions) (r *Col
 	if err := c.describe(ctx, set.Name); err != nil {
 		return nil, err
 	}
-	if err := c.run(ctx); err != nil {
+	if err := blame(ctx, m, c.run(ctx)); err != nil {
 		return nil, fmt.Errorf("write %s: %w", o.Output, err)
 	}
 	return c.result, nil
