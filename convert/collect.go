@@ -76,6 +76,9 @@ func Collect(ctx context.Context, m *checkpoint.Model, o CollectOptions) (r *Col
 	if err := o.Calibration.check(m); err != nil {
 		return nil, err
 	}
+	if err := verify(ctx, m); err != nil {
+		return nil, err
+	}
 	set, err := kernel.Best()
 	if err != nil {
 		return nil, err

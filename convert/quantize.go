@@ -46,6 +46,9 @@ func Quantize(ctx context.Context, m *checkpoint.Model, p *Plan, o Options) (*Re
 	if err := CheckOutput(o.Output, m, o.Reads); err != nil {
 		return nil, err
 	}
+	if err := verify(ctx, m); err != nil {
+		return nil, err
+	}
 	m = p.Model
 	files, warnings, err := Files(m)
 	if err != nil {

@@ -313,12 +313,25 @@ func checkTokenizer(m *checkpoint.Model, needed bool) (note string, err error) {
 	if broken == nil {
 		return "", nil
 	}
-	if needed {
+	if note, err = carried(m, broken); err != nil {
+		return "", err
+	}
+	if needed { // nothing else is in the way
 		return "", fmt.Errorf("%w; without it the result cannot be measured: give --no-eval", broken)
 	}
+	return note, nil
+}
+
+// carried says what becomes of a tokenizer that cannot be used, in a packed file that is not measured.
+func carried(m *checkpoint.Model, broken error) (note string, err error) {
 	names, err := m.Files()
 	if err != nil {
 		return "", err
+	}
+	if m.Container() == checkpoint.GGUF {
+		if _, _, err := convert.Files(m); err != nil { // its files are made
+			return "", fmt.Errorf("the packed file would carry a broken tokenizer: %w", err)
+		}
 	}
 	if !slices.Contains(names, "tokenizer.json") && !slices.Contains(names, "tokenizer.model") {
 		return "", nil // weights alone
@@ -326,7 +339,11 @@ func checkTokenizer(m *checkpoint.Model, needed bool) (note string, err error) {
 	if errors.Is(broken, formats.ErrUnsupported) {
 		return fmt.Sprintf("the tokenizer is carried along, but the packed file cannot be run on text: %v", broken), nil
 	}
-	return "", fmt.Errorf("the packed file would carry a broken tokenizer: %w", broken)
+	advice := ""
+	if m.Container() == checkpoint.HuggingFace {
+		advice = "; put a whole one in its place, or take it away and give --no-eval: then the file has weights alone"
+	}
+	return "", fmt.Errorf("the packed file would carry a broken tokenizer: %w%s", broken, advice)
 }
 
 // mix chooses schemes where the recipe has a budget.
