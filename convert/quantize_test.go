@@ -341,6 +341,31 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// TestHeadOfTiedModel: where the head is the embedding, a recipe that asks for something else is noted, unless the rotation gives it one of its own.
+func TestHeadOfTiedModel(t *testing.T) {
+	m, untied := open(t, testdata.Path("grammar-lm")), open(t, testdata.Path("arch", "llama"))
+	for _, c := range []struct {
+		embeddings, head convert.Choice
+		rotation         convert.Rotation
+		unused           bool
+	}{
+		{"w8", "w8", "", false}, {"w8", "w4g32", "", true}, {"w8", "f16", "", true}, {"w8", "keep", "", true}, {"w4g32", "w8", "", true},
+		{"keep", "bf16", "", false}, {"w8", "w8g128", "", false}, {"w8", "w4g32", convert.Hadamard, false},
+	} {
+		r := convert.DefaultRecipe("w4g32")
+		r.Embeddings, r.Head, r.Rotation = c.embeddings, c.head, c.rotation
+		p := plan(t, m, r)
+		if c.unused {
+			require.Len(t, p.Warnings, 1, "%v", c)
+			require.Contains(t, p.Warnings[0], "the head of this model is its embedding, model.embed_tokens.weight")
+			require.Contains(t, p.Warnings[0], "not the one for the head, "+string(c.head))
+		} else {
+			require.Empty(t, p.Warnings, "%v", c)
+		}
+		require.Empty(t, plan(t, untied, r).Warnings, "%v", c)
+	}
+}
+
 // TestQuantizedTwice: what is packed otherwise than it was is said in one warning; what is copied is not.
 func TestQuantizedTwice(t *testing.T) {
 	m := open(t, testdata.Path("grammar-lm"))

@@ -90,7 +90,7 @@ level of instructions (QTOOL_CPU).`,
 	f.BoolVar(&o.asymmetric, "asymmetric", false, "a zero point for each group")
 	f.StringVar(&o.scheme, "scheme", "", "scheme of the linear layers, in place of --bits, --group, --asymmetric: w4g128a, w8, …")
 	f.StringVar(&o.embeddings, "embeddings", "w8", "scheme or type of the token embedding: w8, w4g32, f16, keep, …")
-	f.StringVar(&o.head, "head", "w8", "scheme or type of the output projection")
+	f.StringVar(&o.head, "head", "w8", "scheme or type of the output projection; where it is the embedding, --embeddings decides")
 	f.StringVar(&o.rule, "scale-rule", string(quant.Search), "how scales are chosen: search, or absmax (the plain rule, faster)")
 	f.StringVar(&o.rotation, "rotate", "none", "turn the model first so that no channel stands out, without changing what it computes: hadamard, or none")
 	o.calibration.addFlags(cmd)
@@ -112,7 +112,7 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 	if err != nil {
 		return err
 	}
-	if err := o.settleContext(model, &recipe); err != nil {
+	if err := o.settle(cmd, model, &recipe); err != nil {
 		return err
 	}
 	if o.printRecipe {
