@@ -301,7 +301,9 @@ func (q *quantization) tally(d Decision, o outcome) {
 		return
 	}
 	role := d.Tensor.Role
-	if f := o.calibration; f != nil {
+	if f := o.calibration; f != nil && f.zeroInputs() {
+		q.result.ZeroInputs = append(q.result.ZeroInputs, d.Tensor.Name)
+	} else if f != nil {
 		if q.result.Calibrated == nil {
 			q.result.Calibrated = make(map[string]CalibrationFigures)
 		}

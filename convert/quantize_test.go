@@ -388,7 +388,7 @@ func TestQuantizedTwice(t *testing.T) {
 func TestShortfalls(t *testing.T) {
 	require.Empty(t, (&convert.Result{Calibrated: map[string]convert.CalibrationFigures{"a": {Inputs: 9, Channels: 8}}}).Shortfalls())
 	r := convert.Result{
-		Clamped: 3, RoundedOnly: []string{"x"}, Unscaled: map[convert.Unscaled][]string{
+		Clamped: 3, RoundedOnly: []string{"x"}, ZeroInputs: []string{"p", "r"}, Unscaled: map[convert.Unscaled][]string{
 			convert.BiasBeyondType: {"z"}, convert.SharedAsIs: {"u", "v", "w"}, convert.MadeAsIs: {"o"}, convert.InputUnknown: {"i"}, convert.MakerUnknown: {"m"},
 		}, Calibrated: map[string]convert.CalibrationFigures{
 			"k": {DampingRaised: true, Damping: 0.1, DeadInputs: 2, Inputs: 4, Channels: 8}, "q": {DampingRaised: true, Damping: 0.01, DeadInputs: 2, Inputs: 4, Channels: 8},
@@ -398,6 +398,7 @@ func TestShortfalls(t *testing.T) {
 	require.Equal(t, []string{
 		"3 values were cut to the range of their type",
 		"x: rounded to nearest, nothing is known of the input",
+		"p and 1 more: rounded to nearest, all inputs were zero throughout the calibration data, as behind a layer that was pruned away",
 		"u and 2 more: the input is not scaled, since a layer that shares it is not quantized here",
 		"o: the input is not scaled, since the layer that makes it is not quantized here",
 		"i: the input is not scaled, since the file has no statistics of it, or it saw no data",
