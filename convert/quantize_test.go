@@ -378,7 +378,7 @@ func TestQuantizedTwice(t *testing.T) {
 		require.Empty(t, plan(t, again, convert.DefaultRecipe(same)).Warnings, same)
 	}
 	r := convert.DefaultRecipe("w4g32")
-	r.Embeddings = "w4g32"
+	r.Embeddings, r.Head = "w4g32", "w4g32"
 	require.Equal(t, []string{"model.embed_tokens.weight (w8): quantized already, accuracy is lost twice; quantize the original instead"}, plan(t, again, r).Warnings)
 	require.Equal(t, []string{"model.layers.0.self_attn.q_proj.weight (w4g32) and 20 more: quantized already, accuracy is lost twice; quantize the original instead"},
 		plan(t, again, convert.DefaultRecipe("w8")).Warnings)
