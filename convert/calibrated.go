@@ -134,21 +134,26 @@ func (q *quantization) calibrate(ctx context.Context) (err error) {
 	if q.options.Statistics != nil {
 		return c.byStatistics(ctx)
 	}
-	err = c.run(ctx)
-	if errors.Is(err, calibrate.ErrNotFinite) || errors.Is(err, llama.ErrNotFinite) {
-		if found := q.findNotFinite(ctx); found != nil {
-			return fmt.Errorf("%w; it was seen in this: %w", found, err)
-		}
+	return blame(ctx, q.model, c.run(ctx))
+}
+
+// blame names the tensor of a model whose values are not finite, where an error says that the inputs of a layer, or what came of them, are not: these may have
+// come from any tensor before it.
+func blame(ctx context.Context, m *checkpoint.Model, err error) error {
+	if !errors.Is(err, calibrate.ErrNotFinite) && !errors.Is(err, llama.ErrNotFinite) {
+		return err
+	}
+	if found := findNotFinite(ctx, m); found != nil {
+		return fmt.Errorf("%w; it was seen in this: %w", found, err)
 	}
 	return err
 }
 
-// findNotFinite looks for a value of the source that is not finite: inputs of layers that are not may have come from any tensor before them.
-func (q *quantization) findNotFinite(ctx context.Context) error {
+// findNotFinite looks for a value of a model that is not finite.
+func findNotFinite(ctx context.Context, m *checkpoint.Model) error {
 	var reader checkpoint.Reader
 	var values []float32
-	for _, d := range q.plan.Decisions {
-		t := d.Tensor
+	for _, t := range m.Tensors() {
 		rows := max(1, (1<<16)/max(t.Cols(), 1))
 		for first := 0; first < t.Rows(); first += rows {
 			if err := ctx.Err(); err != nil {
@@ -307,15 +312,25 @@ func (c *calibrated) group(ctx context.Context, layer int, half llama.Half, name
 	if err != nil {
 		return err
 	}
-	in, err := quant.NewInputs(c.solver, gram.Mean(), gram.Cols, c.plan.Recipe.inputs())
+	in, err := c.prepare(gram.Mean(), gram.Cols)
 	if err != nil {
 		return fmt.Errorf("inputs of %q: %w", names[0], err)
 	}
 	var to *target
-	if c.source != nil {
+	if c.source != nil && in != nil {
 		to = c.source.of(in)
 	}
 	return c.matrices(ctx, open, in, to, c.limit(ranges))
+}
+
+// prepare makes inputs of the mean of x xᵀ, [n][n]. They are nil where all were zero, as behind a layer that was pruned away: by these, any weights are as good,
+// so that they are rounded to nearest for what other texts may show, which counts as a shortfall.
+func (c *calibrated) prepare(h []float32, n int) (*quant.Inputs, error) {
+	in, err := quant.NewInputs(c.solver, h, n, c.plan.Recipe.inputs())
+	if errors.Is(err, quant.ErrZeroInputs) {
+		return nil, nil
+	}
+	return in, err
 }
 
 // collect runs the sequences through half a block up to the layer of that name, which shares its input with others, and gathers its inputs.
@@ -431,7 +446,7 @@ func (c *calibrated) limit(h *calibrate.Histogram) float32 {
 	return h.Range(c.plan.Recipe.Ranges)
 }
 
-// matrices quantizes tensors that share an input.
+// matrices quantizes tensors that share an input; in is nil where that was always zero.
 func (c *calibrated) matrices(ctx context.Context, open []Decision, in *quant.Inputs, to *target, limit float32) error {
 	for _, d := range open {
 		if err := ctx.Err(); err != nil {
@@ -476,6 +491,10 @@ func (c *calibrated) matrix(ctx context.Context, d Decision, in *quant.Inputs, t
 	to.apply(w, rows)
 	options := c.plan.Recipe.matrix(*d.Scheme)
 	options.Range, options.Stop = limit, ctx.Err
+	figures := &CalibrationFigures{DeadInputs: cols, Inputs: c.seen, Channels: cols, Range: limit}
+	if in == nil {
+		options.Method, options.Refine = quant.RTN, 0
+	}
 	result, err := quant.Matrix(c.solver, w, rows, cols, in, options)
 	if err != nil {
 		return err
@@ -484,9 +503,10 @@ func (c *calibrated) matrix(ctx context.Context, d Decision, in *quant.Inputs, t
 	if _, err := c.work.data.WriteAt(result.Matrix.Data, place.Offset); err != nil {
 		return err
 	}
-	o := outcome{digest: packed.Sum(result.Matrix.Data), source: source, calibration: &CalibrationFigures{
-		Error: result.Error, Damping: in.Damping, DampingRaised: in.Raised, DeadInputs: in.Dead, Inputs: c.seen, Channels: in.N, Range: limit,
-	}}
+	if in != nil {
+		figures.Error, figures.Damping, figures.DampingRaised, figures.DeadInputs = result.Error, in.Damping, in.Raised, in.Dead
+	}
+	o := outcome{digest: packed.Sum(result.Matrix.Data), source: source, calibration: figures}
 	if err := c.work.finish(t.Name, o); err != nil {
 		return err
 	}
@@ -513,6 +533,9 @@ func sourceDigest(it *item, values []float32) (packed.Digest, error) {
 	}
 	return packed.Digest(sum.Sum128().Bytes()), nil
 }
+
+// zeroInputs reports whether all inputs of a matrix were zero, so that it was rounded to nearest.
+func (f *CalibrationFigures) zeroInputs() bool { return f.Channels > 0 && f.DeadInputs == f.Channels }
 
 // CalibrationFigures say how quantizing a matrix by its inputs went.
 type CalibrationFigures struct {

@@ -76,6 +76,9 @@ func Collect(ctx context.Context, m *checkpoint.Model, o CollectOptions) (r *Col
 	if err := o.Calibration.check(m); err != nil {
 		return nil, err
 	}
+	if err := verify(ctx, m); err != nil {
+		return nil, err
+	}
 	set, err := kernel.Best()
 	if err != nil {
 		return nil, err
@@ -91,7 +94,7 @@ func Collect(ctx context.Context, m *checkpoint.Model, o CollectOptions) (r *Col
 	if err := c.describe(ctx, set.Name); err != nil {
 		return nil, err
 	}
-	if err := c.run(ctx); err != nil {
+	if err := blame(ctx, m, c.run(ctx)); err != nil {
 		return nil, fmt.Errorf("write %s: %w", o.Output, err)
 	}
 	return c.result, nil

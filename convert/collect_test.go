@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -185,4 +186,19 @@ func TestStatisticsOfAnotherModel(t *testing.T) {
 	phi := open(t, testdata.Path("arch", "phi3"))
 	_, err = convert.Quantize(t.Context(), phi, plan(t, phi, recipe), convert.Options{Output: filepath.Join(dir, "p.qpk"), Threads: 2, Statistics: s})
 	require.ErrorIs(t, err, formats.ErrMalformed)
+}
+
+// TestCollectNamesBadValues: where the inputs of a layer are not finite, the tensor of the model that has such a value is named.
+func TestCollectNamesBadValues(t *testing.T) {
+	for name, row := range map[string]int{"model.layers.0.mlp.up_proj.weight": 3, "model.layers.1.input_layernorm.weight": 0} {
+		dir := copyDir(t, testdata.Path("arch", "llama"))
+		spoil(t, dir, name, row*48+5, float32(math.NaN()))
+		m := open(t, dir)
+		out := filepath.Join(t.TempDir(), "x.qcal")
+		_, err := convert.Collect(t.Context(), m, convert.CollectOptions{Output: out, Threads: 1, Calibration: calibration(t, m, 2)})
+		require.ErrorIs(t, err, quant.ErrNotFinite)
+		require.ErrorContains(t, err, fmt.Sprintf("%s: tensor %q, row %d: column 5: NaN is not a finite number; it was seen in this: inputs of ",
+			filepath.Join(dir, "model.safetensors"), name, row))
+		require.NoFileExists(t, out)
+	}
 }

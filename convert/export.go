@@ -49,13 +49,17 @@ func Export(ctx context.Context, m *checkpoint.Model, o ExportOptions) (*ExportR
 	var err error
 	switch strings.ToLower(filepath.Ext(o.Output)) {
 	case ".gguf":
-		err = x.gguf(ctx)
+		if err = verify(ctx, m); err == nil {
+			err = x.gguf(ctx)
+		}
 	case ".qpk":
 		err = x.packed(ctx)
 	case ".safetensors":
 		err = errors.New("name a folder: a model is more than its weights")
 	default:
-		err = x.directory(ctx)
+		if err = verify(ctx, m); err == nil {
+			err = x.directory(ctx)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("convert %s to %s: %w", m.Path(), o.Output, err)

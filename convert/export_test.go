@@ -2,6 +2,7 @@ package convert_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -10,8 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"qtool/convert"
+	"qtool/convert/quant"
+	"qtool/formats"
 	"qtool/formats/checkpoint"
 	"qtool/formats/gguf"
+	"qtool/formats/packed"
 	"qtool/formats/safetensors"
 	"qtool/runtime/llama"
 	"qtool/testdata"
@@ -124,6 +128,52 @@ func TestPackedToGGUF(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, map[convert.Choice]string{"w4g32": "Q4_0", "w8g32": "Q8_0"}[scheme], q.Storage())
 	}
+}
+
+// TestDamagedSource: a packed file whose data have not the digests of its header becomes nothing else, which would be whole by its own.
+func TestDamagedSource(t *testing.T) {
+	m := open(t, testdata.Path("grammar-lm"))
+	source := filepath.Join(t.TempDir(), "w4.qpk")
+	_, err := convert.Quantize(t.Context(), m, plan(t, m, convert.DefaultRecipe("w4g32")), convert.Options{Output: source, Threads: 1})
+	require.NoError(t, err)
+	c := calibration(t, m, 2)
+	const name = "model.layers.1.mlp.up_proj.weight"
+	f, err := safetensors.Open(source)
+	require.NoError(t, err)
+	x, ok := f.Tensor(name)
+	require.True(t, ok)
+	require.NoError(t, f.Close())
+	data := content(t, source)
+	want := packed.Sum(data[x.Offset : x.Offset+x.Size])
+	data[x.Offset+x.Size/2] ^= 1
+	found := packed.Sum(data[x.Offset : x.Offset+x.Size])
+	require.NoError(t, os.WriteFile(source, data, 0o600))
+	m = open(t, source)
+	dir := t.TempDir()
+	message := fmt.Sprintf("%q: at byte %d: the data have digest %s, the header says %s", name, x.Offset, found, want)
+	for _, out := range []string{"x.gguf", "x.qpk", "folder"} {
+		_, err := convert.Export(t.Context(), m, convert.ExportOptions{Output: filepath.Join(dir, out), Type: convert.Keep, Threads: 1})
+		require.ErrorIs(t, err, formats.ErrMalformed)
+		require.ErrorContains(t, err, message, out)
+	}
+	calibrated := convert.DefaultRecipe("w8")
+	calibrated.Method = quant.GPTQ
+	for _, r := range []convert.Recipe{convert.DefaultRecipe("w4g32"), calibrated} {
+		o := convert.Options{Output: filepath.Join(dir, "x.qpk"), Threads: 1}
+		if r.Method != "" {
+			o.Calibration = c
+		}
+		_, err := convert.Quantize(t.Context(), m, plan(t, m, r), o)
+		require.ErrorContains(t, err, message)
+	}
+	r := budgeted(convert.Budget{BitsPerWeight: 6})
+	_, err = convert.Mix(t.Context(), m, r, convert.Options{Output: filepath.Join(dir, "x.qpk"), Threads: 1, Calibration: c})
+	require.ErrorContains(t, err, message)
+	_, err = convert.Collect(t.Context(), m, convert.CollectOptions{Output: filepath.Join(dir, "x.qcal"), Threads: 1, Calibration: c})
+	require.ErrorContains(t, err, message)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
 }
 
 func TestExportRefuses(t *testing.T) {

@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -88,6 +89,12 @@ func Files(m *checkpoint.Model) (files []packed.SideFile, warnings []string, err
 	}
 	slices.SortFunc(files, func(a, b packed.SideFile) int { return strings.Compare(a.Name, b.Name) })
 	return files, warnings, nil
+}
+
+// verify compares the data of a source with its digests, if it has any, before work stands on them: a damaged file would become one that is whole by
+// its own digests.
+func verify(ctx context.Context, m *checkpoint.Model) error {
+	return m.Verify(func(int64, int64) error { return ctx.Err() })
 }
 
 // tokenizerFiles writes the tokenizer of a GGUF file as files.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"qtool/calibrate"
-	"qtool/convert/quant"
 	"qtool/runtime/llama"
 )
 
@@ -82,12 +81,12 @@ func (c *calibrated) headMatrix(ctx context.Context, d Decision) error {
 	if name == c.engine.EmbeddingName() {
 		addIdentity(h, hidden, embeddingShare)
 	}
-	in, err := quant.NewInputs(c.solver, h, hidden, c.plan.Recipe.inputs())
+	in, err := c.prepare(h, hidden)
 	if err != nil {
 		return fmt.Errorf("inputs of %q: %w", name, err)
 	}
 	var to *target
-	if apart {
+	if apart && in != nil {
 		to = c.source.of(in)
 	}
 	return c.matrices(ctx, []Decision{d}, in, to, c.limit(ranges))

@@ -51,6 +51,9 @@ func Mix(ctx context.Context, m *checkpoint.Model, r *Recipe, o Options) (mixed 
 			return nil, err
 		}
 	}
+	if err := verify(ctx, m); err != nil {
+		return nil, err
+	}
 	fixed, err := NewPlan(m, *r)
 	if err != nil {
 		return nil, err

@@ -46,6 +46,9 @@ func Quantize(ctx context.Context, m *checkpoint.Model, p *Plan, o Options) (*Re
 	if err := CheckOutput(o.Output, m, o.Reads); err != nil {
 		return nil, err
 	}
+	if err := verify(ctx, m); err != nil {
+		return nil, err
+	}
 	m = p.Model
 	files, warnings, err := Files(m)
 	if err != nil {
@@ -298,7 +301,9 @@ func (q *quantization) tally(d Decision, o outcome) {
 		return
 	}
 	role := d.Tensor.Role
-	if f := o.calibration; f != nil {
+	if f := o.calibration; f != nil && f.zeroInputs() {
+		q.result.ZeroInputs = append(q.result.ZeroInputs, d.Tensor.Name)
+	} else if f != nil {
 		if q.result.Calibrated == nil {
 			q.result.Calibrated = make(map[string]CalibrationFigures)
 		}

@@ -341,6 +341,31 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// TestHeadOfTiedModel: where the head is the embedding, a recipe that asks for something else is noted, unless the rotation gives it one of its own.
+func TestHeadOfTiedModel(t *testing.T) {
+	m, untied := open(t, testdata.Path("grammar-lm")), open(t, testdata.Path("arch", "llama"))
+	for _, c := range []struct {
+		embeddings, head convert.Choice
+		rotation         convert.Rotation
+		unused           bool
+	}{
+		{"w8", "w8", "", false}, {"w8", "w4g32", "", true}, {"w8", "f16", "", true}, {"w8", "keep", "", true}, {"w4g32", "w8", "", true},
+		{"keep", "bf16", "", false}, {"w8", "w8g128", "", false}, {"w8", "w4g32", convert.Hadamard, false},
+	} {
+		r := convert.DefaultRecipe("w4g32")
+		r.Embeddings, r.Head, r.Rotation = c.embeddings, c.head, c.rotation
+		p := plan(t, m, r)
+		if c.unused {
+			require.Len(t, p.Warnings, 1, "%v", c)
+			require.Contains(t, p.Warnings[0], "the head of this model is its embedding, model.embed_tokens.weight")
+			require.Contains(t, p.Warnings[0], "not the one for the head, "+string(c.head))
+		} else {
+			require.Empty(t, p.Warnings, "%v", c)
+		}
+		require.Empty(t, plan(t, untied, r).Warnings, "%v", c)
+	}
+}
+
 // TestQuantizedTwice: what is packed otherwise than it was is said in one warning; what is copied is not.
 func TestQuantizedTwice(t *testing.T) {
 	m := open(t, testdata.Path("grammar-lm"))
@@ -353,7 +378,7 @@ func TestQuantizedTwice(t *testing.T) {
 		require.Empty(t, plan(t, again, convert.DefaultRecipe(same)).Warnings, same)
 	}
 	r := convert.DefaultRecipe("w4g32")
-	r.Embeddings = "w4g32"
+	r.Embeddings, r.Head = "w4g32", "w4g32"
 	require.Equal(t, []string{"model.embed_tokens.weight (w8): quantized already, accuracy is lost twice; quantize the original instead"}, plan(t, again, r).Warnings)
 	require.Equal(t, []string{"model.layers.0.self_attn.q_proj.weight (w4g32) and 20 more: quantized already, accuracy is lost twice; quantize the original instead"},
 		plan(t, again, convert.DefaultRecipe("w8")).Warnings)
@@ -363,7 +388,7 @@ func TestQuantizedTwice(t *testing.T) {
 func TestShortfalls(t *testing.T) {
 	require.Empty(t, (&convert.Result{Calibrated: map[string]convert.CalibrationFigures{"a": {Inputs: 9, Channels: 8}}}).Shortfalls())
 	r := convert.Result{
-		Clamped: 3, RoundedOnly: []string{"x"}, Unscaled: map[convert.Unscaled][]string{
+		Clamped: 3, RoundedOnly: []string{"x"}, ZeroInputs: []string{"p", "r"}, Unscaled: map[convert.Unscaled][]string{
 			convert.BiasBeyondType: {"z"}, convert.SharedAsIs: {"u", "v", "w"}, convert.MadeAsIs: {"o"}, convert.InputUnknown: {"i"}, convert.MakerUnknown: {"m"},
 		}, Calibrated: map[string]convert.CalibrationFigures{
 			"k": {DampingRaised: true, Damping: 0.1, DeadInputs: 2, Inputs: 4, Channels: 8}, "q": {DampingRaised: true, Damping: 0.01, DeadInputs: 2, Inputs: 4, Channels: 8},
@@ -373,6 +398,7 @@ func TestShortfalls(t *testing.T) {
 	require.Equal(t, []string{
 		"3 values were cut to the range of their type",
 		"x: rounded to nearest, nothing is known of the input",
+		"p and 1 more: rounded to nearest, all inputs were zero throughout the calibration data, as behind a layer that was pruned away",
 		"u and 2 more: the input is not scaled, since a layer that shares it is not quantized here",
 		"o: the input is not scaled, since the layer that makes it is not quantized here",
 		"i: the input is not scaled, since the file has no statistics of it, or it saw no data",

@@ -237,15 +237,7 @@ func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
 		if err := t.CanRead(); err != nil {
 			return nil, err
 		}
-		choice, reason := r.choose(m.Config(), t)
-		if a, ok := r.Assigned[t.Name]; ok {
-			choice, reason = a.Choice, fmt.Sprintf("budget: costs %.3g nats", a.Divergence)
-		}
-		for i, o := range r.Overrides {
-			if o.matches(t.Name) && (len(t.Shape) == 2 || !o.wild() || !o.packs()) {
-				choice, reason, used[i] = o.Choice, "override "+o.Pattern, true
-			}
-		}
+		choice, reason := r.settle(m.Config(), t, used)
 		d, err := decide(t, choice)
 		if err == nil && d.Scheme != nil && d.Scheme.Static && !t.Packed() {
 			switch {
@@ -266,6 +258,9 @@ func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
 			return nil, fmt.Errorf("override %q %w", o.Pattern, ErrNoMatch)
 		}
 	}
+	if name, storage, unused := r.HeadUnused(m); unused {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("the head of this model is its embedding, %s: the recipe's choice for the embedding decides over both, %s, not the one for the head, %s", name, storage, r.Head))
+	}
 	var twice []string
 	for _, d := range p.Decisions {
 		if d.Scheme == nil {
@@ -279,6 +274,46 @@ func NewPlan(m *checkpoint.Model, r Recipe) (*Plan, error) {
 		p.Warnings = append(p.Warnings, some(twice)+": quantized already, accuracy is lost twice; quantize the original instead")
 	}
 	return p, nil
+}
+
+// settle is the recipe's choice for a tensor, and why. It marks the overrides that match.
+func (r Recipe) settle(c *arch.Config, t *checkpoint.Tensor, used []bool) (choice Choice, reason string) {
+	choice, reason = r.choose(c, t)
+	if a, ok := r.Assigned[t.Name]; ok {
+		choice, reason = a.Choice, fmt.Sprintf("budget: costs %.3g nats", a.Divergence)
+	}
+	for i, o := range r.Overrides {
+		if o.matches(t.Name) && (len(t.Shape) == 2 || !o.wild() || !o.packs()) {
+			choice, reason, used[i] = o.Choice, "override "+o.Pattern, true
+		}
+	}
+	return choice, reason
+}
+
+// TiesHead reports whether the head of what the recipe makes of a model is its embedding: a rotation gives it one of its own.
+func (r Recipe) TiesHead(m *checkpoint.Model) bool {
+	return m.Config().TieEmbeddings && r.Rotation == NoRotation
+}
+
+// HeadUnused reports whether the recipe's choice for the head decides nothing in a model, since its head is its embedding, which is stored otherwise. It
+// names that, and how it is stored. A recipe that has one choice for both asks for nothing else.
+func (r Recipe) HeadUnused(m *checkpoint.Model) (name, storage string, unused bool) {
+	if !r.TiesHead(m) || r.Head == r.Embeddings {
+		return "", "", false
+	}
+	for _, t := range m.Tensors() {
+		if t.Role != arch.Embedding {
+			continue
+		}
+		choice, _ := r.settle(m.Config(), t, make([]bool, len(r.Overrides)))
+		d, err := decide(t, choice)
+		if err != nil {
+			return "", "", false // planning says so
+		}
+		asked, err := decide(t, r.Head)
+		return t.Name, d.Storage(), err != nil || asked.Storage() != d.Storage()
+	}
+	return "", "", false
 }
 
 // choose is the recipe's choice without overrides, and why.

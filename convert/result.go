@@ -20,6 +20,8 @@ type Result struct {
 	RoundedOnly []string
 	// Unknown names those that a file of statistics knows nothing of.
 	Unknown []string
+	// ZeroInputs names those whose inputs were all zero.
+	ZeroInputs []string
 	// Unscaled names the layers whose inputs were to be scaled and were not, by the reason. A layer that is not quantized asks for nothing.
 	Unscaled map[Unscaled][]string
 	// TooLong says that calibration sequences were longer than what the model was made for.
@@ -61,6 +63,7 @@ func (r *Result) Shortfalls() []string {
 	}
 	about(r.RoundedOnly, "rounded to nearest, nothing is known of the input")
 	about(r.Unknown, "rounded to nearest, the file has no statistics of the input, or it saw no data")
+	about(r.ZeroInputs, "rounded to nearest, all inputs were zero throughout the calibration data, as behind a layer that was pruned away")
 	for why := range unscaledText {
 		about(r.Unscaled[Unscaled(why)], "the input is not scaled, since %s", unscaledText[why])
 	}

@@ -283,7 +283,7 @@ func (c *calibrated) known(ctx context.Context, open []Decision) error {
 	if rest[0].Tensor.Name == c.engine.EmbeddingName() {
 		addIdentity(h, st.Cols, embeddingShare)
 	}
-	in, err := quant.NewInputs(c.solver, h, st.Cols, c.plan.Recipe.inputs())
+	in, err := c.prepare(h, st.Cols)
 	if err != nil {
 		return fmt.Errorf("inputs of %q: %w", rest[0].Tensor.Name, err)
 	}

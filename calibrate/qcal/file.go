@@ -201,6 +201,30 @@ func (f *File) part(part safetensors.Tensor) (raw []byte, err error) {
 	return raw, nil
 }
 
+// Verify compares the data of every part with its digest, and calls progress, if set, after each. The error names the first part that differs.
+func (f *File) Verify(progress func(done, total int64) error) error {
+	var done, total int64
+	for _, t := range f.f.Tensors() {
+		total += t.Size
+	}
+	for _, in := range f.header.Inputs {
+		for _, part := range in.parts() {
+			raw, err := f.part(part)
+			if err != nil {
+				return err
+			}
+			done += int64(len(raw))
+			if progress == nil {
+				continue
+			}
+			if err := progress(done, total); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // checkCount says what is wrong with a number of inputs.
 func checkCount(path string, in Input, count int64) error {
 	if count < 0 || count > maxNumber {

@@ -100,6 +100,41 @@ func TestRoundTripAndRefusals(t *testing.T) {
 	require.ErrorContains(t, err, "damaged")
 }
 
+// TestVerify: all parts are compared with their digests, and the one that differs is named.
+func TestVerify(t *testing.T) {
+	verify := func(path string) (parts int, last, total int64, err error) {
+		f, err := Open(path)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, f.Close()) }()
+		err = f.Verify(func(done, all int64) error {
+			parts, last, total = parts+1, done, all
+			return nil
+		})
+		return parts, last, total, err
+	}
+	h, s := small()
+	path := file(t, h, s)
+	parts, last, total, err := verify(path)
+	require.NoError(t, err)
+	require.Equal(t, len(h.Inputs)*len(h.Inputs[0].Parts()), parts)
+	require.Equal(t, total, last)
+	whole, err := os.ReadFile(path)
+	require.NoError(t, err)
+	f, err := safetensors.Open(path)
+	require.NoError(t, err)
+	places := f.Tensors()
+	require.NoError(t, f.Close())
+	for _, x := range places {
+		data := append([]byte(nil), whole...)
+		data[x.Offset+x.Size-1] ^= 1
+		require.NoError(t, os.WriteFile(path, data, 0o600))
+		_, _, _, err := verify(path)
+		require.ErrorIs(t, err, formats.ErrMalformed)
+		require.ErrorContains(t, err, x.Name)
+		require.ErrorContains(t, err, "damaged")
+	}
+}
+
 // TestCount reads the number of inputs alone: damage elsewhere does not matter, there it does.
 func TestCount(t *testing.T) {
 	count := func(path string) (int64, error) {

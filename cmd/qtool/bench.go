@@ -39,9 +39,14 @@ says which types were, what else was done with others, and the memory for it.`,
 				flag   string
 				values []int
 				least  int
-			}{{"threads", o.Threads, 1}, {"batch", o.Batch, 1}, {"depth", o.Depth, 0}} {
+			}{{"batch", o.Batch, 1}, {"depth", o.Depth, 0}} {
 				if len(list.values) > 0 && slices.Min(list.values) < list.least {
 					return usagef("--%s: expected numbers of at least %d", list.flag, list.least)
+				}
+			}
+			for _, n := range o.Threads {
+				if err := checkThreads(n, 1); err != nil {
+					return usagef("--threads: %w", err)
 				}
 			}
 			if o.CPUs, o.NUMA, err = place.parse(cmd); err != nil {

@@ -62,9 +62,6 @@ instructions (QTOOL_CPU).`,
 			if err := errors.Join(o.check(), o.checkField(cmd)); err != nil {
 				return err
 			}
-			if threads < 0 {
-				return usagef("--threads must not be negative")
-			}
 			if threads == 0 {
 				threads = pool.Available()
 			}
@@ -90,7 +87,7 @@ instructions (QTOOL_CPU).`,
 	f.StringVar(&o.data, "calib", "", "data to run the model on: a text, documents in JSON lines, or arrays of token ids in JSON lines")
 	o.addFlags(f, "c")
 	f.StringVarP(&output, "output", "o", "", "file to write (default: MODEL.qcal in the current folder)")
-	f.IntVarP(&threads, "threads", "t", 0, "threads (0: as many as can work at once)")
+	addThreads(f, &threads, "threads (0: as many as can work at once)")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object")
 	f.BoolVarP(&quiet, "quiet", "q", false, "no progress")
 	return cmd

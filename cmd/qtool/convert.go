@@ -65,7 +65,7 @@ files, which have none: verify looks for them.`,
 				return err
 			}
 			defer func() { err = errors.Join(err, m.Close()) }()
-			if threads <= 0 {
+			if threads == 0 {
 				threads = pool.Available()
 			}
 			progress, finish := lateProgress("convert", false, quiet)
@@ -93,7 +93,7 @@ files, which have none: verify looks for them.`,
 	f := cmd.Flags()
 	f.StringVarP(&output, "output", "o", "", "NAME.gguf, NAME.qpk or a new folder")
 	f.StringVar(&dtype, "dtype", "keep", "type of the matrices: keep, f32, f16, bf16, q8_0, q4_0")
-	f.IntVarP(&threads, "threads", "t", 0, "threads (0: one for each usable CPU)")
+	addThreads(f, &threads, "threads (0: one for each usable CPU)")
 	f.Int64Var(&shard, "max-shard-size", 0, "bytes of one safetensors file (0: 5 GB)")
 	f.BoolVar(&clamp, "clamp", false, "cut values beyond the range of the type instead of failing")
 	f.BoolVar(&strict, "strict", false, "fail where a tensor could not have the type asked for, or values were clamped")

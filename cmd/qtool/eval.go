@@ -37,7 +37,7 @@ func (o *evalOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.rule, "rule", string(eval.RuleLlamaCpp), "perplexity rule: llama.cpp (second half of each window) or sliding (Hugging Face's)")
 	f.IntVar(&o.stride, "stride", 0, "tokens between windows of the sliding rule (default: half a window)")
 	f.IntVar(&o.maxTokens, "max-tokens", 0, "use only so many tokens of the text (0: all)")
-	f.IntVarP(&o.threads, "threads", "t", 0, "threads (0: as many as can work at once)")
+	addThreads(f, &o.threads, "threads (0: as many as can work at once)")
 	o.placement.numa = numaAuto // where a command has no flag for it
 	addKV(cmd, &o.kv)
 	addActivations(cmd, &o.rounding)
@@ -87,8 +87,8 @@ func (o *evalOptions) request(cmd *cobra.Command) (eval.Request, error) {
 	if r.CPUs, r.NUMA, err = o.placement.parse(cmd); err != nil {
 		return r, err
 	}
-	if o.threads < 0 || o.maxTokens < 0 || o.context < 0 || o.stride < 0 {
-		return r, usagef("--threads, --max-tokens, --context and --stride must not be negative")
+	if o.maxTokens < 0 || o.context < 0 || o.stride < 0 {
+		return r, usagef("--max-tokens, --context and --stride must not be negative")
 	}
 	if r.KV, err = llama.ParseKVType(o.kv); err != nil {
 		return r, usagef("--kv: %w", err)

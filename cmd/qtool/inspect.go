@@ -61,7 +61,7 @@ prints what its statistics were gathered of.`,
   qtool inspect model.gguf --json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			path, err := find(args[0])
+			path, err := locate(args[0])
 			if err != nil {
 				return err
 			}

@@ -90,7 +90,7 @@ level of instructions (QTOOL_CPU).`,
 	f.BoolVar(&o.asymmetric, "asymmetric", false, "a zero point for each group")
 	f.StringVar(&o.scheme, "scheme", "", "scheme of the linear layers, in place of --bits, --group, --asymmetric: w4g128a, w8, …")
 	f.StringVar(&o.embeddings, "embeddings", "w8", "scheme or type of the token embedding: w8, w4g32, f16, keep, …")
-	f.StringVar(&o.head, "head", "w8", "scheme or type of the output projection")
+	f.StringVar(&o.head, "head", "w8", "scheme or type of the output projection; where it is the embedding, --embeddings decides")
 	f.StringVar(&o.rule, "scale-rule", string(quant.Search), "how scales are chosen: search, or absmax (the plain rule, faster)")
 	f.StringVar(&o.rotation, "rotate", "none", "turn the model first so that no channel stands out, without changing what it computes: hadamard, or none")
 	o.calibration.addFlags(cmd)
@@ -112,7 +112,7 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 	if err != nil {
 		return err
 	}
-	if err := o.settleContext(model, &recipe); err != nil {
+	if err := o.settle(cmd, model, &recipe); err != nil {
 		return err
 	}
 	if o.printRecipe {
@@ -313,12 +313,25 @@ func checkTokenizer(m *checkpoint.Model, needed bool) (note string, err error) {
 	if broken == nil {
 		return "", nil
 	}
-	if needed {
+	if note, err = carried(m, broken); err != nil {
+		return "", err
+	}
+	if needed { // nothing else is in the way
 		return "", fmt.Errorf("%w; without it the result cannot be measured: give --no-eval", broken)
 	}
+	return note, nil
+}
+
+// carried says what becomes of a tokenizer that cannot be used, in a packed file that is not measured.
+func carried(m *checkpoint.Model, broken error) (note string, err error) {
 	names, err := m.Files()
 	if err != nil {
 		return "", err
+	}
+	if m.Container() == checkpoint.GGUF {
+		if _, _, err := convert.Files(m); err != nil { // its files are made
+			return "", fmt.Errorf("the packed file would carry a broken tokenizer: %w", err)
+		}
 	}
 	if !slices.Contains(names, "tokenizer.json") && !slices.Contains(names, "tokenizer.model") {
 		return "", nil // weights alone
@@ -326,7 +339,11 @@ func checkTokenizer(m *checkpoint.Model, needed bool) (note string, err error) {
 	if errors.Is(broken, formats.ErrUnsupported) {
 		return fmt.Sprintf("the tokenizer is carried along, but the packed file cannot be run on text: %v", broken), nil
 	}
-	return "", fmt.Errorf("the packed file would carry a broken tokenizer: %w", broken)
+	advice := ""
+	if m.Container() == checkpoint.HuggingFace {
+		advice = "; put a whole one in its place, or take it away and give --no-eval: then the file has weights alone"
+	}
+	return "", fmt.Errorf("the packed file would carry a broken tokenizer: %w%s", broken, advice)
 }
 
 // mix chooses schemes where the recipe has a budget.

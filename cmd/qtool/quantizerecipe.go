@@ -126,9 +126,11 @@ func (o *quantizeOptions) fromFile(cmd *cobra.Command) (convert.Recipe, error) {
 	return r, o.calibration.checkReading()
 }
 
-// settleContext puts the length of sequences that is right for the model into a recipe that is to have the default.
-func (o *quantizeOptions) settleContext(model string, r *convert.Recipe) error {
-	if !o.calibration.used() || r.Source != convert.FromText || r.Context != 0 {
+// settle puts into a recipe what depends on the model: the length of sequences, where it is to have the default, and what the head is to be where it is the
+// embedding. A flag for the head that could decide nothing then is wrong usage; of a recipe's file, which may be for many models, the report says so.
+func (o *quantizeOptions) settle(cmd *cobra.Command, model string, r *convert.Recipe) (err error) {
+	needsContext := o.calibration.used() && r.Source == convert.FromText && r.Context == 0
+	if o.recipeFile != "" && !needsContext {
 		return nil
 	}
 	path, err := find(model)
@@ -139,6 +141,17 @@ func (o *quantizeOptions) settleContext(model string, r *convert.Recipe) error {
 	if err != nil {
 		return err
 	}
-	r.Context = contextFor(m, 0)
-	return m.Close()
+	defer func() { err = errors.Join(err, m.Close()) }()
+	if needsContext {
+		r.Context = contextFor(m, 0)
+	}
+	if o.recipeFile != "" || !r.TiesHead(m) {
+		return nil
+	}
+	if !cmd.Flags().Changed("head") {
+		r.Head = r.Embeddings
+	} else if name, storage, unused := r.HeadUnused(m); unused {
+		return usagef("--head %s: the head of this model is its embedding, %s, which is to be %s: --embeddings decides over both", o.head, name, storage)
+	}
+	return nil
 }

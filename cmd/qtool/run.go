@@ -47,7 +47,7 @@ seed.`,
 	f.StringVar(&o.promptFile, "prompt-file", "", "file with the text to continue, - for standard input")
 	f.IntVarP(&o.max, "tokens", "n", 256, "tokens to generate at most")
 	f.IntVarP(&o.context, "context", "c", 0, "tokens of prompt and continuation at most (0: what the model was made for, at most 4096)")
-	f.IntVarP(&o.threads, "threads", "t", 0, "threads (0: one for each core that may be used)")
+	addThreads(f, &o.threads, "threads (0: one for each core that may be used)")
 	addPlacement(cmd, &o.placement)
 	addKV(cmd, &o.kv)
 	addActivations(cmd, &o.rounding)
@@ -75,8 +75,8 @@ func (o *runOptions) text() (string, error) {
 
 func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 	s := o.sampling
-	if !(s.Temperature >= 0 && s.Temperature <= 1e6) || !(s.TopP > 0 && s.TopP <= 1) || o.max < 1 || o.context < 0 || o.threads < 0 {
-		return usagef("expected 0 ≤ --temperature ≤ 1,000,000, 0 < --top-p ≤ 1, --tokens ≥ 1, --context and --threads ≥ 0")
+	if !(s.Temperature >= 0 && s.Temperature <= 1e6) || !(s.TopP > 0 && s.TopP <= 1) || o.max < 1 || o.context < 0 {
+		return usagef("expected 0 ≤ --temperature ≤ 1,000,000, 0 < --top-p ≤ 1, --tokens ≥ 1, --context ≥ 0")
 	}
 	kv, err := llama.ParseKVType(o.kv)
 	if err != nil {

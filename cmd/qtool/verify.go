@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"qtool/calibrate/qcal"
 	"qtool/formats/checkpoint"
 	"qtool/formats/mapped"
-	"qtool/formats/packed"
 )
 
 // verification is what `qtool verify --json` prints.
@@ -29,16 +29,20 @@ func newVerify() *cobra.Command {
 		Short: "Check that a model is whole",
 		Long: `verify checks every header of a model as opening it does, and reads all data. Of a packed
 file it compares the data of each tensor with the digest in the header; the other
-containers have none. In what is not quantized it looks for values that are not finite
+containers have none. Of a .qcal file it compares the statistics with theirs. In what is not quantized it looks for values that are not finite
 numbers, in any container.`,
 		Example: `  qtool verify llama-7b-w4.qpk`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			path, err := find(args[0])
+			path, err := locate(args[0])
 			if err != nil {
 				return err
 			}
-			v, err := verify(cmd.Context(), path, quiet)
+			check := verify
+			if isCalibration(path) {
+				check = verifyStatistics
+			}
+			v, err := check(cmd.Context(), path, quiet)
 			if err != nil {
 				return err
 			}
@@ -68,7 +72,13 @@ func verify(ctx context.Context, path string, quiet bool) (v *verification, err 
 	v.SizeBytes, _ = m.Size()
 	if m.Container() == checkpoint.Packed {
 		v.Digests = true
-		if err := verifyDigests(ctx, path, quiet); err != nil {
+		progress, finish := lateProgress("verify", true, quiet)
+		err := m.Verify(func(done, total int64) error {
+			progress(done, total, "")
+			return ctx.Err()
+		})
+		finish()
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -91,20 +101,25 @@ func verify(ctx context.Context, path string, quiet bool) (v *verification, err 
 	return v, nil
 }
 
-// verifyDigests compares the data of a packed file with its digests.
-func verifyDigests(ctx context.Context, path string, quiet bool) (err error) {
-	p, err := packed.Open(path)
+// verifyStatistics compares the data of a file of statistics with its digests.
+func verifyStatistics(ctx context.Context, path string, quiet bool) (v *verification, err error) {
+	f, err := qcal.Open(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() { err = errors.Join(err, p.Close()) }()
+	defer func() { err = errors.Join(err, f.Close()) }()
+	v = &verification{Model: path, Container: "qcal", Digests: true}
+	for _, in := range f.Header().Inputs {
+		v.Tensors += len(in.Parts())
+	}
 	progress, finish := lateProgress("verify", true, quiet)
-	err = p.Verify(func(done, total int64) error {
+	err = f.Verify(func(done, total int64) error {
+		v.SizeBytes = total
 		progress(done, total, "")
 		return ctx.Err()
 	})
 	finish()
-	return err
+	return v, err
 }
 
 // finite reads a tensor and says where it holds something that is no number.

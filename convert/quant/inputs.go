@@ -11,6 +11,9 @@ import (
 // ErrInputs means that the statistics of a layer's inputs cannot be used.
 var ErrInputs = errors.New("statistics of inputs cannot be used")
 
+// ErrZeroInputs means that every channel of a layer's inputs was always zero: nothing follows for its weights. Such errors match ErrInputs too.
+var ErrZeroInputs = fmt.Errorf("%w: all channels were zero", ErrInputs)
+
 // Damping of the Hessian's diagonal, as a share of its mean: where factoring fails it is raised tenfold, at most so often.
 const (
 	DefaultDamping = 0.01
@@ -57,7 +60,7 @@ func NewImportance(squares []float32) (*Inputs, error) {
 		sum += float64(v)
 	}
 	if in.Dead == in.N {
-		return nil, fmt.Errorf("%w: all %d channels were zero", ErrInputs, in.N)
+		return nil, fmt.Errorf("%w, %d of %d", ErrZeroInputs, in.Dead, in.N)
 	}
 	for i, v := range squares {
 		in.Importance[i] = max(v, float32(1e-6*sum/float64(in.N)))
@@ -80,7 +83,7 @@ func NewInputs(s *linalg.Solver, h []float32, n int, o InputOptions) (*Inputs, e
 		}
 	}
 	if in.Dead == n {
-		return nil, fmt.Errorf("%w: all %d channels were zero", ErrInputs, n)
+		return nil, fmt.Errorf("%w, %d of %d", ErrZeroInputs, in.Dead, n)
 	}
 	mean := sum / float64(n)
 	for i := range n {

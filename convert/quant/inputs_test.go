@@ -119,7 +119,7 @@ func TestBadInputs(t *testing.T) {
 		h    []float32
 		says string
 	}{
-		"all zero":              {make([]float32, n*n), "all 70 channels"},
+		"all zero":              {make([]float32, n*n), "all channels were zero, 70 of 70"},
 		"NaN on the diagonal":   {with(func(h []float32) { h[5*n+5] = nan }), "channel 5 of 70"},
 		"infinite diagonal":     {with(func(h []float32) { h[69*n+69] = infinite }), "channel 69 of 70"},
 		"negative diagonal":     {with(func(h []float32) { h[7*n+7] = -1 }), "channel 7 of 70 has a mean square of -1"},

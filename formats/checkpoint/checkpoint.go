@@ -236,6 +236,15 @@ func (m *Model) Annotations() ([]safetensors.Pair, error) {
 // Paths lists the files that hold the weights.
 func (m *Model) Paths() []string { return m.source.paths() }
 
+// Verify compares all data with their digests, where the container has any: a packed file. progress, if set, is called after each part. The error
+// names the first tensor that differs.
+func (m *Model) Verify(progress func(done, total int64) error) error {
+	if p, ok := m.source.(*packedSource); ok {
+		return p.f.Verify(progress)
+	}
+	return nil
+}
+
 // CheckSize reports a weight file that has changed its size since Open.
 func (m *Model) CheckSize() error { return m.source.checkSize() }
 
