@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 
@@ -485,7 +486,7 @@ func (c *calibrated) matrix(ctx context.Context, d Decision, in *quant.Inputs, t
 		return err
 	}
 	o := outcome{digest: packed.Sum(result.Matrix.Data), source: source, calibration: &CalibrationFigures{
-		Error: result.Error, Damping: in.Damping, DampingRaised: in.Raised, DeadInputs: in.Dead, Inputs: c.seen, Channels: in.N, Range: limit,
+		Error: result.Error, RMSError: math.Sqrt(result.Error), Damping: in.Damping, DampingRaised: in.Raised, DeadInputs: in.Dead, Inputs: c.seen, Channels: in.N, Range: limit,
 	}}
 	if err := c.work.finish(t.Name, o); err != nil {
 		return err
@@ -516,7 +517,8 @@ func sourceDigest(it *item, values []float32) (packed.Digest, error) {
 
 // CalibrationFigures say how quantizing a matrix by its inputs went.
 type CalibrationFigures struct {
-	Error         float64 `json:"error"` // mean squared error of the outputs by their mean square
+	Error         float64 `json:"error"`     // mean squared error of the outputs by their mean square: squared, a share
+	RMSError      float64 `json:"rms_error"` // its root, as tables have it in percent
 	Damping       float64 `json:"damping"`
 	DampingRaised bool    `json:"damping_raised,omitempty"`
 	DeadInputs    int     `json:"dead_inputs,omitempty"`

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"math"
 	"time"
 
 	"qtool/convert"
@@ -74,7 +73,7 @@ func printCalibrated(w io.Writer, r *quantizeReport) {
 		}
 	}
 	fmt.Fprintf(w, "  %s quantized by their inputs, %s; largest error of a layer's output, to that of the weights it was to have, %.2f %% (%s)\n",
-		manyText(r.Calibrated, "tensor"), manyText(r.Fallbacks, "shortfall"), 100*math.Sqrt(worst.Calibration.Error), worst.Tensor)
+		manyText(r.Calibrated, "tensor"), manyText(r.Fallbacks, "shortfall"), 100*worst.Calibration.RMSError, worst.Tensor)
 	if r.Targets == convert.SourceOutputs.String() {
 		text := "outputs were to meet those of the source (--targets source): these weights make up for the layers before"
 		if r.inputsOnly {
