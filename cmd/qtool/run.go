@@ -78,6 +78,11 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 	if !(s.Temperature >= 0 && s.Temperature <= 1e6) || !(s.TopP > 0 && s.TopP <= 1) || o.max < 1 || o.context < 0 || o.threads < 0 {
 		return usagef("expected 0 ≤ --temperature ≤ 1,000,000, 0 < --top-p ≤ 1, --tokens ≥ 1, --context and --threads ≥ 0")
 	}
+	for _, flag := range []string{"top-p", "seed"} {
+		if s.Temperature == 0 && cmd.Flags().Changed(flag) {
+			return usagef("--%s says how tokens are drawn: give --temperature, without which the most probable is taken", flag)
+		}
+	}
 	kv, err := llama.ParseKVType(o.kv)
 	if err != nil {
 		return usagef("--kv: %w", err)
