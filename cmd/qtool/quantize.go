@@ -145,6 +145,10 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 		if err != nil {
 			return err
 		}
+		text.Kind, text.Field = request.DataKind, request.DataField
+		if err := fits(request.Rule, path); err != nil {
+			return err
+		}
 		if err := text.Check(o.eval.maxTokens); err != nil {
 			return err
 		}

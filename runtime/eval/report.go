@@ -16,6 +16,11 @@ type Report struct {
 	Model    string `json:"model"`
 	Baseline string `json:"baseline,omitempty"`
 	Data     string `json:"data"`
+	DataKind string `json:"data_kind,omitempty"` // jsonl or tokens, where the data are no plain text
+	// Documents of these, as far as they were read.
+	Documents int `json:"documents,omitempty"`
+	// Mismatch says in what the baseline is not comparable, though its vocabulary is the model's as far as the text goes.
+	Mismatch string `json:"mismatch,omitempty"`
 	Rule     string `json:"rule"`
 	Context  int    `json:"context"`
 	Stride   int    `json:"stride,omitempty"`
