@@ -251,9 +251,9 @@ func evaluate(ctx context.Context, r eval.Request, quiet bool) (*eval.Report, bo
 func printReport(w io.Writer, r *eval.Report) error {
 	t := newTable(w)
 	line := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
-	line("model", "%s (%s, %.3f bits per weight)", r.Model, sizeText(r.SizeBytes), r.BitsPerWeight)
+	line("model", "%s (%s of tensors, %.3f bits per weight)", r.Model, sizeText(r.SizeBytes), r.BitsPerWeight)
 	if r.BaselineSizeBytes != nil {
-		line("baseline", "%s (%s, %.3f bits per weight)", r.Baseline, sizeText(*r.BaselineSizeBytes), *r.BaselineBitsPerWeight)
+		line("baseline", "%s (%s of tensors, %.3f bits per weight)", r.Baseline, sizeText(*r.BaselineSizeBytes), *r.BaselineBitsPerWeight)
 	}
 	if r.Mismatch != "" {
 		line("NOTE", "%s", r.Mismatch)

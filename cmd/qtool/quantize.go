@@ -251,7 +251,7 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	expected := plan.Expect(job)
 	report = &quantizeReport{
 		Mixed: mixed, Data: data,
-		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: expected.Memory, Expected: expected.Seconds,
+		Output: o.output, SizeBytes: plan.Bytes(), TensorBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: expected.Memory, Expected: expected.Seconds,
 		Warnings: append([]string{}, plan.Model.Warnings()...),
 	}
 	if tokenizerNote != "" {

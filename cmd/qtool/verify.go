@@ -20,8 +20,8 @@ type verification struct {
 	Model     string `json:"model"`
 	Container string `json:"container"`
 	Tensors   int    `json:"tensors"`
-	SizeBytes int64  `json:"size_bytes"`
-	Digests   bool   `json:"digests"` // the data were compared with digests
+	SizeBytes int64  `json:"size_bytes"` // of the tensors
+	Digests   bool   `json:"digests"`    // the data were compared with digests
 	// Note says that the tokenizer, whole as far as can be told, needs something that is not supported.
 	Note string `json:"note,omitempty"`
 }
@@ -53,7 +53,7 @@ numbers, in any container. A tokenizer that came with the model must be readable
 			if v.Digests {
 				how = "all data have the digests of the header"
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: whole, %s, %s; %s\n", v.Model, manyText(v.Tensors, "tensor"), sizeText(v.SizeBytes), how)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: whole, %s, %s of data; %s\n", v.Model, manyText(v.Tensors, "tensor"), sizeText(v.SizeBytes), how)
 			if v.Note != "" {
 				printWarnings(cmd.OutOrStdout(), []string{v.Note})
 			}

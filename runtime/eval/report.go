@@ -44,6 +44,7 @@ type Report struct {
 	SameTop1Err           *float64 `json:"same_top1_stderr"`
 	RMSDeltaP             *float64 `json:"rms_dp"`
 
+	// Sizes are of the tensors, not of files.
 	SizeBytes             int64    `json:"size_bytes"`
 	BitsPerWeight         float64  `json:"bits_per_weight"`
 	BaselineSizeBytes     *int64   `json:"baseline_size_bytes"`
