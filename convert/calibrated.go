@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 
@@ -504,7 +505,8 @@ func (c *calibrated) matrix(ctx context.Context, d Decision, in *quant.Inputs, t
 		return err
 	}
 	if in != nil {
-		figures.Error, figures.Damping, figures.DampingRaised, figures.DeadInputs = result.Error, in.Damping, in.Raised, in.Dead
+		figures.Error, figures.RMSError = result.Error, math.Sqrt(result.Error)
+		figures.Damping, figures.DampingRaised, figures.DeadInputs = in.Damping, in.Raised, in.Dead
 	}
 	o := outcome{digest: packed.Sum(result.Matrix.Data), source: source, calibration: figures}
 	if err := c.work.finish(t.Name, o); err != nil {
@@ -539,7 +541,8 @@ func (f *CalibrationFigures) zeroInputs() bool { return f.Channels > 0 && f.Dead
 
 // CalibrationFigures say how quantizing a matrix by its inputs went.
 type CalibrationFigures struct {
-	Error         float64 `json:"error"` // mean squared error of the outputs by their mean square
+	Error         float64 `json:"error"`     // mean squared error of the outputs by their mean square: squared, a share
+	RMSError      float64 `json:"rms_error"` // its root, as tables have it in percent
 	Damping       float64 `json:"damping"`
 	DampingRaised bool    `json:"damping_raised,omitempty"`
 	DeadInputs    int     `json:"dead_inputs,omitempty"`

@@ -219,6 +219,7 @@ func TestCalibrationFigures(t *testing.T) {
 	require.Len(t, results[0].Calibrated, m.Config().Layers*7+1)
 	for name, f := range results[0].Calibrated {
 		require.Positive(t, f.Error, name)
+		require.InEpsilon(t, f.Error, f.RMSError*f.RMSError, 1e-12, name)
 		limit := 0.02
 		if name == "lm_head.weight" {
 			limit = 1e-4 // 8 bits

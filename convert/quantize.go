@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 
 	"github.com/zeebo/xxh3"
 
@@ -168,7 +169,7 @@ func (q *quantization) lay(source packed.Digest, digests map[string]packed.Diges
 	return nil
 }
 
-// key tells this job from any other: everything that decides the bytes, with size and time of change of the
+// key tells this job from any other: everything that decides the bytes, with size and times of change of the
 // source's files in place of their content.
 func (q *quantization) key() (string, error) {
 	h := xxh3.New()
@@ -187,14 +188,20 @@ func (q *quantization) key() (string, error) {
 	return packed.Digest(h.Sum128().Bytes()).String(), nil
 }
 
-// hashSource adds size and time of change of a model's files.
+// hashSource adds size and times of change of a model's files. The time of the inode is among them, which no program can set: a file whose content was
+// replaced and whose time of modification was put back, as rsync and tar do, is another one. What changes it without the content (chmod, a new hard
+// link, a copy to another place) costs the work that was done, nothing else.
 func hashSource(h *xxh3.Hasher, m *checkpoint.Model) error {
 	for _, path := range m.Paths() {
 		info, err := os.Stat(path)
 		if err != nil {
 			return err
 		}
-		_ = binary.Write(h, binary.LittleEndian, []int64{info.Size(), info.ModTime().UnixNano()}) // a hash takes everything
+		times := []int64{info.Size(), info.ModTime().UnixNano()}
+		if inode, ok := info.Sys().(*syscall.Stat_t); ok {
+			times = append(times, inode.Ctim.Nano())
+		}
+		_ = binary.Write(h, binary.LittleEndian, times) // a hash takes everything
 	}
 	return nil
 }

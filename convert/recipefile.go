@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -127,13 +128,47 @@ func ParseRecipe(name string, data []byte) (Recipe, error) {
 		err = errors.New("the file is empty")
 	}
 	if err != nil {
-		return Recipe{}, formats.Malformed(name, "", "%s", strings.TrimSpace(err.Error())).WithHint("RECIPE.md lists the keys; --print-recipe writes a whole recipe")
+		return Recipe{}, formats.Malformed(name, "", "%s", yamlReason(err)).WithHint("RECIPE.md lists the keys; --print-recipe writes a whole recipe")
 	}
 	r, err := f.recipe()
 	if err != nil {
 		return Recipe{}, formats.Malformed(name, "", "%v", err).WithHint("RECIPE.md lists the keys; --print-recipe writes a whole recipe")
 	}
 	return r, nil
+}
+
+// yamlReason says what is wrong with YAML, and where, in a line: the parser's own text has a picture of several.
+func yamlReason(err error) string {
+	var at yaml.Error
+	if !errors.As(err, &at) {
+		return strings.TrimSpace(err.Error())
+	}
+	reason, found := at.GetMessage(), at.GetToken()
+	if of := new(yaml.TypeError); errors.As(err, &of) {
+		reason = fmt.Sprintf("expected %s, found %s", kindText(of.DstType), kindText(of.SrcType))
+		if found != nil && found.Prev != nil && found.Prev.Type == token.MappingValueType && found.Prev.Prev != nil {
+			reason = found.Prev.Prev.Value + ": " + reason
+		}
+	}
+	if found == nil {
+		return reason
+	}
+	return fmt.Sprintf("line %d, column %d: %s", found.Position.Line, found.Position.Column, reason)
+}
+
+// kindText names what a key of a recipe holds.
+func kindText(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a text"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int, reflect.Int64, reflect.Uint64, reflect.Float64:
+		return "a number"
+	case reflect.Slice:
+		return "a list"
+	}
+	return "keys and values"
 }
 
 // The parser's memory grows with the square of nesting, which no recipe has much of.

@@ -105,6 +105,24 @@ func TestRecipeRefuses(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
+// TestRecipeErrorsAreOneLine: what the parser finds is said as everything else is, with its place.
+func TestRecipeErrorsAreOneLine(t *testing.T) {
+	const hint = " (RECIPE.md lists the keys; --print-recipe writes a whole recipe)"
+	for text, want := range map[string]string{
+		"version: 1\nlinear: w4\nclamp6: true\n":           `x.yaml: line 3, column 1: unknown field "clamp6"`,
+		"version: 1\ncalibration:\n  context: 256\n  sequ": "x.yaml: line 4, column 3: non-map value is specified",
+		"version: 1\noverrides: [a, \"sequ":                "x.yaml: line 2, column 16: could not find end character of double-quoted text",
+		"version: one\nlinear: w4":                         "x.yaml: line 1, column 10: version: expected a number, found a text",
+		"version: 1\nclamp: 3\n":                           "x.yaml: line 2, column 8: clamp: expected true or false, found a number",
+		"version: 1\ncalibration: {damping: \"0.01\"}\n":   `x.yaml: expected a number, found "0.01"`,
+		"version: 1\nlinear: w4\nlinear: w8":               `x.yaml: line 3, column 1: mapping key "linear" already defined at [2:1]`,
+		"version: 1\nlinear: [w4]":                         "x.yaml: line 2, column 9: linear: expected a text, found a list",
+	} {
+		_, err := convert.ParseRecipe("x.yaml", []byte(text))
+		require.EqualError(t, err, want+hint, text)
+	}
+}
+
 func FuzzParseRecipe(f *testing.F) {
 	full, err := fullRecipe().YAML()
 	require.NoError(f, err)

@@ -11,11 +11,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/zeebo/xxh3"
 
+	"qtool/formats/document"
 	"qtool/formats/packed"
 	"qtool/runtime/tokenizer"
 )
@@ -27,23 +26,18 @@ var ErrTooShort = errors.New("too little calibration data")
 var ErrNeedsTokenizer = errors.New("a text needs a tokenizer")
 
 // Kind says what a file holds.
-type Kind string
+type Kind = document.Kind
 
 // Kinds of files.
 const (
-	// Auto takes a file named .jsonl or .json for JSON lines of text or of tokens, as its first line says, and
-	// any other for a text.
-	Auto Kind = ""
-	// Text is one document in UTF-8.
-	Text Kind = "text"
-	// JSONLines has an object a line, whose field holds the text of a document.
-	JSONLines Kind = "jsonl"
-	// Tokens has an array of token ids a line, or an object a line whose field holds one.
-	Tokens Kind = "tokens"
+	Auto      = document.Auto
+	Text      = document.Text
+	JSONLines = document.JSONLines
+	Tokens    = document.Tokens
 )
 
 // DefaultField is the field of an object that is read where none is named.
-const DefaultField = "text"
+const DefaultField = document.DefaultField
 
 // Options of Read.
 type Options struct {
@@ -107,15 +101,10 @@ func Read(path string, tok *tokenizer.Tokenizer, o Options) (*Sequences, error) 
 
 // complete sets what follows from the rest, and says what is wrong with the options.
 func (o *Options) complete(path string, tok *tokenizer.Tokenizer) error {
-	switch o.Kind {
-	case Auto:
-		if ext := strings.ToLower(filepath.Ext(path)); ext != ".jsonl" && ext != ".json" {
-			o.Kind = Text
-		}
-	case Text, JSONLines, Tokens:
-	default:
+	if !o.Kind.Valid() {
 		return fmt.Errorf("calibration data of kind %q are not known: expected %q, %q or %q", o.Kind, Text, JSONLines, Tokens)
 	}
+	o.Kind = o.Kind.For(path)
 	if o.Field == "" {
 		o.Field = DefaultField
 	}

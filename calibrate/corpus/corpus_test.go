@@ -209,6 +209,7 @@ func TestRefuses(t *testing.T) {
 
 // TestLongLine: a line is read up to the limit, and refused beyond it without being read whole.
 func TestLongLine(t *testing.T) {
+	const maxLine = 16 << 20
 	line := `{"text":"` + strings.Repeat(" ", maxLine-len(`{"text":""}`)) + `"}`
 	require.Len(t, line, maxLine)
 	_, err := Read(write(t, "a.jsonl", "[1]\n"+line), grammar(t), Options{Context: 8, Field: "text", Vocab: 512, Kind: Tokens})

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -44,9 +42,7 @@ func (o *dataOptions) check() error {
 
 // checkReading is check without what a recipe has.
 func (o *dataOptions) checkReading() error {
-	switch corpus.Kind(o.kind) {
-	case corpus.Auto, corpus.Text, corpus.JSONLines, corpus.Tokens:
-	default:
+	if !corpus.Kind(o.kind).Valid() {
 		return usagef("--calib-kind %s: expected text, jsonl or tokens", o.kind)
 	}
 	if o.memory == "" {
@@ -65,11 +61,7 @@ func (o *dataOptions) checkField(cmd *cobra.Command) error {
 	if !cmd.Flags().Changed("calib-field") {
 		return nil
 	}
-	kind := corpus.Kind(o.kind)
-	if ext := strings.ToLower(filepath.Ext(o.data)); kind == corpus.Auto && ext != ".jsonl" && ext != ".json" {
-		kind = corpus.Text
-	}
-	if kind == corpus.Text {
+	if corpus.Kind(o.kind).For(o.data) == corpus.Text {
 		return usagef("--calib-field names a field of JSON lines: %s is read as a plain text (--calib-kind jsonl or tokens says otherwise)", o.data)
 	}
 	return nil

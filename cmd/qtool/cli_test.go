@@ -30,6 +30,7 @@ func TestCommands(t *testing.T) {
 			"status":   status,
 			"truncate": truncate,
 			"flip":     flip,
+			"utf16":    utf16,
 		},
 	})
 }
@@ -54,6 +55,11 @@ func truncate(ts *testscript.TestScript, _ bool, args []string) {
 	info, err := os.Stat(path)
 	ts.Check(err)
 	ts.Check(os.Truncate(path, info.Size()-1))
+}
+
+// utf16 writes a file as Windows saves text.
+func utf16(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte("\xff\xfeA\x00n\x00n\x00a\x00"), 0o600))
 }
 
 // flip changes a byte in the middle of a file.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -9,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"qtool/formats/checkpoint"
+	"qtool/formats/document"
 	"qtool/runtime/eval"
 	"qtool/runtime/llama"
 )
@@ -16,6 +19,8 @@ import (
 // evalOptions are the flags that say how a model is measured.
 type evalOptions struct {
 	data      string
+	kind      string // of the data
+	field     string
 	context   int
 	rule      string
 	stride    int
@@ -32,7 +37,9 @@ type evalOptions struct {
 // addFlags declares the flags on a command.
 func (o *evalOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.data, "data", "", "text to evaluate on (default: eval.txt beside the model, else a short built-in text)")
+	f.StringVar(&o.data, "data", "", "text, or documents in JSON lines, to evaluate on (default: eval.txt beside the model, else a short built-in text)")
+	f.StringVar(&o.kind, "data-kind", "", "what --data is: text, jsonl or tokens (default: by the name and the first line)")
+	f.StringVar(&o.field, "data-field", document.DefaultField, "field of a JSON line of --data that holds the text or the tokens")
 	f.IntVarP(&o.context, "context", "c", 0, "tokens of a window (default: 512, or what the model was made for where that is less)")
 	f.StringVar(&o.rule, "rule", string(eval.RuleLlamaCpp), "perplexity rule: llama.cpp (second half of each window) or sliding (Hugging Face's)")
 	f.IntVar(&o.stride, "stride", 0, "tokens between windows of the sliding rule (default: half a window)")
@@ -80,15 +87,19 @@ func (o *evalOptions) request(cmd *cobra.Command) (eval.Request, error) {
 	} else if o.stride != 0 {
 		return r, usagef("--stride belongs to --rule sliding")
 	}
-	if err := r.Rule.WithDefaults(eval.DefaultContext).Validate(); err != nil {
-		return r, usageError{err}
-	}
-	var err error
-	if r.CPUs, r.NUMA, err = o.placement.parse(cmd); err != nil {
-		return r, err
-	}
 	if o.maxTokens < 0 || o.context < 0 || o.stride < 0 {
 		return r, usagef("--max-tokens, --context and --stride must not be negative")
+	}
+	// A stride is measured by the context, which only the model may say: see fits.
+	if err := r.Rule.WithDefaults(max(eval.DefaultContext, o.stride)).Validate(); err != nil {
+		return r, usageError{err}
+	}
+	err := o.reading(cmd, &r)
+	if err != nil {
+		return r, err
+	}
+	if r.CPUs, r.NUMA, err = o.placement.parse(cmd); err != nil {
+		return r, err
 	}
 	if r.KV, err = llama.ParseKVType(o.kv); err != nil {
 		return r, usagef("--kv: %w", err)
@@ -121,6 +132,40 @@ func (o *evalOptions) request(cmd *cobra.Command) (eval.Request, error) {
 	return r, nil
 }
 
+// reading checks the flags that say how the data are read, and puts them into the request.
+func (o *evalOptions) reading(cmd *cobra.Command, r *eval.Request) error {
+	kind := document.Kind(o.kind)
+	if !kind.Valid() {
+		return usagef("--data-kind %s: expected text, jsonl or tokens", o.kind)
+	}
+	for _, flag := range []string{"data-kind", "data-field"} {
+		if o.data == "" && cmd.Flags().Changed(flag) {
+			return usagef("--%s says how --data is read: give it", flag)
+		}
+	}
+	if cmd.Flags().Changed("data-field") && kind.For(o.data) == document.Text {
+		return usagef("--data-field names a field of JSON lines: %s is read as a plain text (--data-kind jsonl or tokens says otherwise)", o.data)
+	}
+	r.DataKind, r.DataField = kind, o.field
+	return nil
+}
+
+// fits refuses a rule that does not fit the windows of a model, where the context is for the model to say.
+func fits(rule eval.Rule, model string) error {
+	if rule.Context != 0 || rule.Stride == 0 {
+		return nil
+	}
+	m, err := checkpoint.Open(model)
+	if err != nil {
+		return err
+	}
+	err = rule.WithDefaults(min(eval.DefaultContext, m.Config().MaxPositions)).Validate()
+	if err != nil {
+		err = usageError{err}
+	}
+	return errors.Join(err, m.Close())
+}
+
 func newEval() *cobra.Command {
 	var o evalOptions
 	var baseline string
@@ -129,6 +174,9 @@ func newEval() *cobra.Command {
 		Use:   "eval MODEL",
 		Short: "Measure what a model predicts, and how far it is from a baseline",
 		Long: `eval runs the model and prints its perplexity on a text, with the standard error.
+--data is a plain text, or a file of JSON lines (.jsonl, .json, --data-kind), read
+document by document as --calib of quantize reads it.
+
 With --baseline it also runs the model that this one was made from on the same
 tokens, and prints how far their predictions are apart: KL divergence, rate of
 equal first choices, change of the true token's probability.
@@ -155,6 +203,9 @@ when they are not met; they need --baseline.`,
 				return usagef("gates compare with a baseline: give --baseline")
 			}
 			if r.Model, err = find(args[0]); err != nil {
+				return err
+			}
+			if err := fits(r.Rule, r.Model); err != nil {
 				return err
 			}
 			if baseline != "" {
@@ -200,11 +251,18 @@ func evaluate(ctx context.Context, r eval.Request, quiet bool) (*eval.Report, bo
 func printReport(w io.Writer, r *eval.Report) error {
 	t := newTable(w)
 	line := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
-	line("model", "%s (%s, %.3f bits per weight)", r.Model, sizeText(r.SizeBytes), r.BitsPerWeight)
+	line("model", "%s (%s of tensors, %.3f bits per weight)", r.Model, sizeText(r.SizeBytes), r.BitsPerWeight)
 	if r.BaselineSizeBytes != nil {
-		line("baseline", "%s (%s, %.3f bits per weight)", r.Baseline, sizeText(*r.BaselineSizeBytes), *r.BaselineBitsPerWeight)
+		line("baseline", "%s (%s of tensors, %.3f bits per weight)", r.Baseline, sizeText(*r.BaselineSizeBytes), *r.BaselineBitsPerWeight)
 	}
-	line("text", "%s, %s tokens", r.Data, countText(int64(r.Tokens)))
+	if r.Mismatch != "" {
+		line("NOTE", "%s", r.Mismatch)
+	}
+	documents := ""
+	if r.DataKind != "" {
+		documents = manyText(r.Documents, "document") + ", "
+	}
+	line("text", "%s, %s%s tokens", r.Data, documents, countText(int64(r.Tokens)))
 	rule := r.Rule
 	if r.Stride > 0 {
 		rule = fmt.Sprintf("%s, stride %d", rule, r.Stride)
@@ -219,7 +277,7 @@ func printReport(w io.Writer, r *eval.Report) error {
 		line("same first choice", "%s ± %s", percentText(*r.SameTop1), percentText(*r.SameTop1Err))
 		line("RMS change of p(true token)", "%s", percentText(*r.RMSDeltaP))
 	}
-	line("run with", "%s kernels, %d threads, NUMA %s, activations in %s, keys and values in %s, %.1f s", r.Runtime.CPU, r.Runtime.Threads, r.Runtime.NUMA,
+	line("run with", "%s kernels, %s, NUMA %s, activations in %s, keys and values in %s, %.1f s", r.Runtime.CPU, manyText(r.Runtime.Threads, "thread"), r.Runtime.NUMA,
 		r.Runtime.Activations, r.Runtime.KV, r.Seconds)
 	line("runs as", "%s", weightsText(r.Runtime.Weights))
 	for _, g := range r.Gates {

@@ -16,28 +16,30 @@ import (
 
 // inspection is what `qtool inspect --json` prints. Keys may be added, none renamed.
 type inspection struct {
-	Model         string          `json:"model"`
-	Container     string          `json:"container"`
-	Architecture  string          `json:"architecture"`
-	Hidden        int             `json:"hidden"`
-	Intermediate  int             `json:"intermediate"`
-	Layers        int             `json:"layers"`
-	Heads         int             `json:"heads"`
-	KVHeads       int             `json:"kv_heads"`
-	HeadDim       int             `json:"head_dim"`
-	Vocab         int             `json:"vocab"`
-	MaxPositions  int             `json:"max_positions"`
-	Rope          string          `json:"rope"`
-	Tied          bool            `json:"tied"`
-	Tokenizer     string          `json:"tokenizer"`
-	Weights       int64           `json:"weights"`
-	SizeBytes     int64           `json:"size_bytes"`
-	BitsPerWeight float64         `json:"bits_per_weight"`
-	Files         []string        `json:"files"`
-	Provenance    json.RawMessage `json:"provenance,omitempty"`
-	Tensors       []tensorLine    `json:"tensors"`
-	Dropped       []string        `json:"dropped"`
-	Warnings      []string        `json:"warnings"`
+	Model        string `json:"model"`
+	Container    string `json:"container"`
+	Architecture string `json:"architecture"`
+	Hidden       int    `json:"hidden"`
+	Intermediate int    `json:"intermediate"`
+	Layers       int    `json:"layers"`
+	Heads        int    `json:"heads"`
+	KVHeads      int    `json:"kv_heads"`
+	HeadDim      int    `json:"head_dim"`
+	Vocab        int    `json:"vocab"`
+	MaxPositions int    `json:"max_positions"`
+	Rope         string `json:"rope"`
+	Tied         bool   `json:"tied"`
+	Tokenizer    string `json:"tokenizer"` // its type; empty where there is none that can be read
+	// TokenizerError says why it cannot be read.
+	TokenizerError string          `json:"tokenizer_error,omitempty"`
+	Weights        int64           `json:"weights"`
+	SizeBytes      int64           `json:"size_bytes"`
+	BitsPerWeight  float64         `json:"bits_per_weight"`
+	Files          []string        `json:"files"`
+	Provenance     json.RawMessage `json:"provenance,omitempty"`
+	Tensors        []tensorLine    `json:"tensors"`
+	Dropped        []string        `json:"dropped"`
+	Warnings       []string        `json:"warnings"`
 }
 
 type tensorLine struct {
@@ -100,7 +102,7 @@ func inspect(path string) (v *inspection, err error) {
 		return nil, err
 	}
 	if d, err := m.Vocabulary(); err != nil {
-		v.Tokenizer = err.Error()
+		v.TokenizerError = err.Error()
 	} else {
 		v.Tokenizer = d.String()
 	}
@@ -166,7 +168,11 @@ func printInspection(w io.Writer, v *inspection) error {
 		head = "tied to the embedding"
 	}
 	line("vocabulary", "%s, head: %s", countText(int64(v.Vocab)), head)
-	line("tokenizer", "%s", v.Tokenizer)
+	if v.TokenizerError != "" {
+		line("tokenizer", "unreadable: %s", v.TokenizerError)
+	} else {
+		line("tokenizer", "%s", v.Tokenizer)
+	}
 	line("size", "%s of tensors, %s weights, %.3f bits per weight", sizeText(v.SizeBytes), countText(v.Weights), v.BitsPerWeight)
 	if len(v.Provenance) > 0 {
 		printProvenance(line, v.Provenance)

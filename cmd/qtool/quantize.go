@@ -145,6 +145,10 @@ func runQuantize(cmd *cobra.Command, o *quantizeOptions, model string) (err erro
 		if err != nil {
 			return err
 		}
+		text.Kind, text.Field = request.DataKind, request.DataField
+		if err := fits(request.Rule, path); err != nil {
+			return err
+		}
 		if err := text.Check(o.eval.maxTokens); err != nil {
 			return err
 		}
@@ -247,7 +251,7 @@ func quantizeModel(ctx context.Context, path string, recipe convert.Recipe, o *q
 	expected := plan.Expect(job)
 	report = &quantizeReport{
 		Mixed: mixed, Data: data,
-		Output: o.output, SizeBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: expected.Memory, Expected: expected.Seconds,
+		Output: o.output, SizeBytes: plan.Bytes(), TensorBytes: plan.Bytes(), BitsPerWeight: plan.BitsPerWeight(), Memory: expected.Memory, Expected: expected.Seconds,
 		Warnings: append([]string{}, plan.Model.Warnings()...),
 	}
 	if tokenizerNote != "" {

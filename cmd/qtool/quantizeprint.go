@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"math"
 	"time"
 
 	"qtool/convert"
@@ -14,7 +13,8 @@ import (
 type quantizeReport struct {
 	Plan          []planLine   `json:"plan"`
 	Output        string       `json:"output"`
-	SizeBytes     int64        `json:"size_bytes"`
+	SizeBytes     int64        `json:"size_bytes"`   // of the file; of a plan, of its tensors, as tensor_bytes
+	TensorBytes   int64        `json:"tensor_bytes"` // without header, tokenizer and configuration
 	BitsPerWeight float64      `json:"bits_per_weight"`
 	Seconds       float64      `json:"seconds"`
 	Resumed       int          `json:"resumed"`
@@ -74,7 +74,7 @@ func printCalibrated(w io.Writer, r *quantizeReport) {
 		}
 	}
 	fmt.Fprintf(w, "  %s quantized by their inputs, %s; largest error of a layer's output, to that of the weights it was to have, %.2f %% (%s)\n",
-		manyText(r.Calibrated, "tensor"), manyText(r.Fallbacks, "shortfall"), 100*math.Sqrt(worst.Calibration.Error), worst.Tensor)
+		manyText(r.Calibrated, "tensor"), manyText(r.Fallbacks, "shortfall"), 100*worst.Calibration.RMSError, worst.Tensor)
 	if r.Targets == convert.SourceOutputs.String() {
 		text := "outputs were to meet those of the source (--targets source): these weights make up for the layers before"
 		if r.inputsOnly {
@@ -134,7 +134,7 @@ func printPlan(w io.Writer, r *quantizeReport) error {
 	printMixed(w, r.Mixed)
 	printData(w, r.Data)
 	printStatistics(w, r.Statistics)
-	fmt.Fprintf(w, "\n%s, %.3f bits per weight: %s on disk, about %s of memory, about %s\n", r.Output, r.BitsPerWeight,
+	fmt.Fprintf(w, "\n%s, %.3f bits per weight: %s of tensors on disk, to which header and tokenizer come; about %s of memory, about %s\n", r.Output, r.BitsPerWeight,
 		sizeText(r.SizeBytes), sizeText(r.Memory), durationText(r.Expected))
 	printWarnings(w, r.Warnings)
 	return nil
@@ -160,7 +160,7 @@ func printQuantized(w io.Writer, r *quantizeReport) error {
 		totals[l.Scheme].tensors++
 		totals[l.Scheme].weights += n
 	}
-	fmt.Fprintf(w, "%s: %s, %.3f bits per weight, in %s\n", r.Output, sizeText(r.SizeBytes), r.BitsPerWeight, durationText(r.Seconds))
+	fmt.Fprintf(w, "%s: a file of %s, %s of it tensors, %.3f bits per weight, in %s\n", r.Output, sizeText(r.SizeBytes), sizeText(r.TensorBytes), r.BitsPerWeight, durationText(r.Seconds))
 	t := newTable(w)
 	for _, name := range order {
 		fmt.Fprintf(t, "  %s\t%s\t%s weights\n", name, manyText(totals[name].tensors, "tensor"), countText(totals[name].weights))

@@ -78,6 +78,11 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 	if !(s.Temperature >= 0 && s.Temperature <= 1e6) || !(s.TopP > 0 && s.TopP <= 1) || o.max < 1 || o.context < 0 {
 		return usagef("expected 0 ≤ --temperature ≤ 1,000,000, 0 < --top-p ≤ 1, --tokens ≥ 1, --context ≥ 0")
 	}
+	for _, flag := range []string{"top-p", "seed"} {
+		if s.Temperature == 0 && cmd.Flags().Changed(flag) {
+			return usagef("--%s says how tokens are drawn: give --temperature, without which the most probable is taken", flag)
+		}
+	}
 	kv, err := llama.ParseKVType(o.kv)
 	if err != nil {
 		return usagef("--kv: %w", err)
@@ -163,8 +168,8 @@ func runRun(cmd *cobra.Command, o *runOptions, model string) (err error) {
 		fmt.Fprintf(os.Stderr, "qtool: stopped at the end of the context of %d tokens: --context gives more, as far as the model was made for it\n", context)
 	}
 	if o.stats && n > 1 {
-		fmt.Fprintf(os.Stderr, "prompt: %d tokens, %.1f a second; generated: %d tokens, %.1f a second (%s kernels, %d threads, NUMA %s)\nruns as: %s\n",
-			len(prompt), float64(len(prompt))/first.Sub(start).Seconds(), n, float64(n-1)/time.Since(first).Seconds(), engine.CPU(), engine.Threads(), engine.NUMA(),
+		fmt.Fprintf(os.Stderr, "prompt: %d tokens, %.1f a second; generated: %d tokens, %.1f a second (%s kernels, %s, NUMA %s)\nruns as: %s\n",
+			len(prompt), float64(len(prompt))/first.Sub(start).Seconds(), n, float64(n-1)/time.Since(first).Seconds(), engine.CPU(), manyText(engine.Threads(), "thread"), engine.NUMA(),
 			weightsText(engine.Weights()))
 	}
 	return nil

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"qtool/calibrate/qcal"
+	"qtool/formats"
 	"qtool/formats/checkpoint"
 	"qtool/formats/mapped"
 )
@@ -18,8 +20,10 @@ type verification struct {
 	Model     string `json:"model"`
 	Container string `json:"container"`
 	Tensors   int    `json:"tensors"`
-	SizeBytes int64  `json:"size_bytes"`
-	Digests   bool   `json:"digests"` // the data were compared with digests
+	SizeBytes int64  `json:"size_bytes"` // of the tensors
+	Digests   bool   `json:"digests"`    // the data were compared with digests
+	// Note says that the tokenizer, whole as far as can be told, needs something that is not supported.
+	Note string `json:"note,omitempty"`
 }
 
 func newVerify() *cobra.Command {
@@ -30,7 +34,7 @@ func newVerify() *cobra.Command {
 		Long: `verify checks every header of a model as opening it does, and reads all data. Of a packed
 file it compares the data of each tensor with the digest in the header; the other
 containers have none. Of a .qcal file it compares the statistics with theirs. In what is not quantized it looks for values that are not finite
-numbers, in any container.`,
+numbers, in any container. A tokenizer that came with the model must be readable.`,
 		Example: `  qtool verify llama-7b-w4.qpk`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -53,7 +57,10 @@ numbers, in any container.`,
 			if v.Digests {
 				how = "all data have the digests of the header"
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: whole, %s, %s; %s\n", v.Model, manyText(v.Tensors, "tensor"), sizeText(v.SizeBytes), how)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: whole, %s, %s of data; %s\n", v.Model, manyText(v.Tensors, "tensor"), sizeText(v.SizeBytes), how)
+			if v.Note != "" {
+				printWarnings(cmd.OutOrStdout(), []string{v.Note})
+			}
 			return err
 		},
 	}
@@ -82,6 +89,9 @@ func verify(ctx context.Context, path string, quiet bool) (v *verification, err 
 			return nil, err
 		}
 	}
+	if v.Note, err = verifyTokenizer(m); err != nil {
+		return nil, err
+	}
 	bar := newProgress("verify", v.SizeBytes, true, quiet || v.Digests) // plain tensors of packed files are few
 	defer bar.finish()
 	var done int64
@@ -99,6 +109,29 @@ func verify(ctx context.Context, path string, quiet bool) (v *verification, err 
 		bar.set(done, "")
 	}
 	return v, nil
+}
+
+// verifyTokenizer reads the tokenizer, where the model has one: weights alone are whole too. One that needs something qtool does not do is noted.
+func verifyTokenizer(m *checkpoint.Model) (note string, err error) {
+	_, broken := tokenizerOf(m)
+	if broken == nil {
+		return "", nil
+	}
+	if errors.Is(broken, formats.ErrUnsupported) {
+		return fmt.Sprintf("the model cannot be run on text: %v", broken), nil
+	}
+	names, err := m.Files()
+	if err != nil {
+		return "", err
+	}
+	metadata, err := m.Metadata()
+	if err != nil {
+		return "", err
+	}
+	if slices.Contains(names, "tokenizer.json") || slices.Contains(names, "tokenizer.model") || metadata != nil && metadata.Has("tokenizer.ggml.model") {
+		return "", fmt.Errorf("the tokenizer is broken: %w", broken)
+	}
+	return "", nil
 }
 
 // verifyStatistics compares the data of a file of statistics with its digests.

@@ -16,6 +16,11 @@ type Report struct {
 	Model    string `json:"model"`
 	Baseline string `json:"baseline,omitempty"`
 	Data     string `json:"data"`
+	DataKind string `json:"data_kind,omitempty"` // jsonl or tokens, where the data are no plain text
+	// Documents of these, as far as they were read.
+	Documents int `json:"documents,omitempty"`
+	// Mismatch says in what the baseline is not comparable, though its vocabulary is the model's as far as the text goes.
+	Mismatch string `json:"mismatch,omitempty"`
 	Rule     string `json:"rule"`
 	Context  int    `json:"context"`
 	Stride   int    `json:"stride,omitempty"`
@@ -39,6 +44,7 @@ type Report struct {
 	SameTop1Err           *float64 `json:"same_top1_stderr"`
 	RMSDeltaP             *float64 `json:"rms_dp"`
 
+	// Sizes are of the tensors, not of files.
 	SizeBytes             int64    `json:"size_bytes"`
 	BitsPerWeight         float64  `json:"bits_per_weight"`
 	BaselineSizeBytes     *int64   `json:"baseline_size_bytes"`

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"qtool/formats/checkpoint"
+	"qtool/formats/document"
 	"qtool/runtime/llama"
 	"qtool/runtime/numa"
 	"qtool/runtime/tokenizer"
@@ -18,6 +19,9 @@ type Request struct {
 	Model    string // path
 	Baseline string // path of the model to compare with; empty for none
 	Data     string // path of the text; empty for the one that came with a model, or the built-in one
+	// DataKind and DataField say what the text's file holds, as document.Options do.
+	DataKind  document.Kind
+	DataField string
 	// Rule; a context of 0 stands for DefaultContext, or what the model was made for where that is less.
 	Rule    Rule
 	Threads int // see llama.Options, as the next two
@@ -72,6 +76,7 @@ func Run(ctx context.Context, r Request) (report *Report, ok bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
+	text.Kind, text.Field = r.DataKind, r.DataField
 	report.Data = text.Name
 	if text.BuiltIn {
 		report.Warnings = append(report.Warnings, "no text was given or came with the model: the figures are of the short built-in one; use --data for ones that say more")
@@ -107,23 +112,41 @@ func (r *Request) tokens(text *Text, model, base *loaded, report *Report) ([]int
 	if other {
 		others = append(others, base.tokens)
 	}
-	tokens, more, read, err := text.Tokens(r.MaxTokens, model.tokens, others...)
+	read, err := text.Tokens(r.MaxTokens, model.tokens, others...)
 	if err != nil {
 		return nil, err
 	}
-	if other {
-		of := base.tokens.Encode(read, tokenizer.Options{AddSpecial: true})
-		if more {
-			of = of[:min(len(tokens), len(of))]
+	if read.Kind != document.Text {
+		report.DataKind, report.Documents = string(read.Kind), read.Documents
+	}
+	if other && !base.cuts(read) {
+		if base.tokens.Decode(read.IDs, false) != model.tokens.Decode(read.IDs, false) {
+			return nil, fmt.Errorf("%w: %s and the baseline %s have different vocabularies: what the text's tokens mean to one is another text to the other",
+				ErrMismatch, r.Model, r.Baseline)
 		}
-		if !slices.Equal(tokens, of) {
-			report.Warnings = append(report.Warnings, "the baseline's tokenizer cuts the text otherwise: figures against it mean little where the vocabularies differ")
+		if read.Kind != document.Tokens {
+			report.Mismatch = "the baseline's tokenizer cuts the text otherwise: both models read the tokens of the model's"
 		}
 	}
-	if more {
-		report.Warnings = append(report.Warnings, fmt.Sprintf("only the first %d tokens of the text were used", len(tokens)))
+	if read.More {
+		report.Warnings = append(report.Warnings, fmt.Sprintf("only the first %d tokens of the text were used", len(read.IDs)))
 	}
-	return tokens, nil
+	return read.IDs, nil
+}
+
+// cuts reports whether a model's tokenizer gives the same tokens; of what is tokens already, that is not known.
+func (l *loaded) cuts(read *Reading) bool {
+	if read.Kind == document.Tokens {
+		return false
+	}
+	var ids []int32
+	for _, text := range read.Texts {
+		ids = append(ids, l.tokens.Encode(text, tokenizer.Options{AddSpecial: true})...)
+	}
+	if read.More {
+		ids = ids[:min(len(read.IDs), len(ids))]
+	}
+	return slices.Equal(read.IDs, ids)
 }
 
 // loaded is a model that can run.

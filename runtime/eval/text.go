@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
+	"qtool/formats"
+	"qtool/formats/document"
 	"qtool/runtime/tokenizer"
 )
 
@@ -27,6 +30,20 @@ var builtinText string
 type Text struct {
 	Name    string // what the report calls it: a path, or "built-in text"
 	BuiltIn bool
+	// Kind and Field say what the file holds, as document.Options do.
+	Kind  document.Kind
+	Field string
+}
+
+// Reading is what Tokens has read.
+type Reading struct {
+	IDs  []int32
+	More bool          // there are more tokens
+	Kind document.Kind // as found where the text's is document.Auto
+	// Texts are what was read, a text for each document, for another tokenizer, to which it is as much; none of tokens.
+	Texts []string
+	// Documents with anything in them.
+	Documents int
 }
 
 // evalFile is the text that may come with a model, beside its weights.
@@ -62,33 +79,96 @@ func findText(path string) (*Text, error) {
 }
 
 // Tokens reads the text, as much as gives n tokens, or all where n is 0, and gives its tokens by a tokenizer: the first n, and whether there are more.
-// What was read is given too, for another tokenizer, to which it is as much. A file that is empty or not UTF-8 as far as it is read is an error.
-func (t *Text) Tokens(n int, tok *tokenizer.Tokenizer, others ...*tokenizer.Tokenizer) (ids []int32, more bool, read string, err error) {
-	source := tokenizer.Source{Reader: strings.NewReader(builtinText), Most: maxText + 1, Check: check}
+// Documents of JSON lines are encoded one by one and joined, as calibration does. A file that is empty or not UTF-8 as far as it is read is an error.
+func (t *Text) Tokens(n int, tok *tokenizer.Tokenizer, others ...*tokenizer.Tokenizer) (*Reading, error) {
+	source := tokenizer.Source{Reader: strings.NewReader(builtinText), Most: maxText + 1, Check: t.check}
+	r := &Reading{Kind: document.Text, Documents: 1}
 	if !t.BuiltIn {
-		f, err := os.Open(t.Name)
+		f, size, err := t.open()
 		if err != nil {
-			return nil, false, "", fmt.Errorf("evaluation text: %w", err)
+			return nil, err
 		}
 		defer f.Close()
-		info, err := f.Stat()
-		if err != nil {
-			return nil, false, "", fmt.Errorf("evaluation text: %w", err)
-		}
-		source.Reader, source.Size = f, info.Size()
+		source.Reader, source.Size = f, size
+		r.Kind = t.Kind.For(t.Name)
 	}
 	want := 0
 	if n > 0 {
 		want = n + 1 // to know whether there are more
 	}
-	start, ids, err := tokenizer.First(source, want, append([]*tokenizer.Tokenizer{tok}, others...)...)
+	var err error
+	if r.Kind == document.Text {
+		var start *tokenizer.Start
+		if start, r.IDs, err = tokenizer.First(source, want, append([]*tokenizer.Tokenizer{tok}, others...)...); err == nil {
+			r.Texts = []string{start.Text}
+		}
+	} else {
+		err = t.documents(source, r, want, tok)
+	}
 	if err != nil {
-		return nil, false, "", fmt.Errorf("evaluation text %s: %w", t.Name, err)
+		return nil, t.fail(err)
 	}
-	if n > 0 && len(ids) > n {
-		ids, more = ids[:n], true
+	if n > 0 && len(r.IDs) > n {
+		r.IDs, r.More = r.IDs[:n], true
 	}
-	return ids, more, start.Text, nil
+	return r, nil
+}
+
+// documents is Tokens of JSON lines, without cutting.
+func (t *Text) documents(source tokenizer.Source, r *Reading, want int, tok *tokenizer.Tokenizer) error {
+	r.Documents = 0
+	return t.lines(source.Reader, source.Size, want > 0, tok.Size(), func(d *document.Document) (bool, error) {
+		r.Kind = d.Kind
+		r.Documents++
+		if d.Kind == document.Tokens {
+			r.IDs = append(r.IDs, d.IDs...)
+		} else {
+			r.Texts = append(r.Texts, d.Text)
+			r.IDs = append(r.IDs, tok.Encode(d.Text, tokenizer.Options{AddSpecial: true})...)
+		}
+		return want == 0 || len(r.IDs) < want, nil
+	})
+}
+
+// lines gives each document that is not empty.
+func (t *Text) lines(f io.Reader, size int64, some bool, vocab int, each func(d *document.Document) (bool, error)) error {
+	if !some && size > maxText {
+		return fmt.Errorf("%w: at most %d bytes are read", tokenizer.ErrTooLarge, maxText)
+	}
+	found := false
+	_, err := document.Lines(f, document.Options{File: t.Name, Kind: t.Kind, Field: t.Field, Vocab: vocab}, func(d *document.Document) (bool, error) {
+		if d.Empty() {
+			return true, nil
+		}
+		found = true
+		return each(d)
+	})
+	if err == nil && !found {
+		err = errBlank
+	}
+	return err
+}
+
+// open opens the file and gives its size.
+func (t *Text) open() (*os.File, int64, error) {
+	f, err := os.Open(t.Name)
+	if err != nil {
+		return nil, 0, fmt.Errorf("evaluation text: %w", err)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, 0, errors.Join(fmt.Errorf("evaluation text: %w", err), f.Close())
+	}
+	return f, info.Size(), nil
+}
+
+// fail says what an error is about; those of a file's content name it.
+func (t *Text) fail(err error) error {
+	var content *formats.FileError
+	if errors.As(err, &content) {
+		return fmt.Errorf("evaluation text: %w", err)
+	}
+	return fmt.Errorf("evaluation text %s: %w", t.Name, err)
 }
 
 // Check looks for what is no text in what Tokens surely reads for n tokens, or in all where n is 0, but without a tokenizer: for a job that takes long
@@ -97,40 +177,70 @@ func (t *Text) Check(n int) error {
 	if t.BuiltIn {
 		return nil
 	}
-	f, err := os.Open(t.Name)
+	f, size, err := t.open()
 	if err != nil {
-		return fmt.Errorf("evaluation text: %w", err)
+		return err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return fmt.Errorf("evaluation text: %w", err)
+	if t.Kind.For(t.Name) == document.Text {
+		err = t.checkText(f, size, n)
+	} else {
+		err = t.checkLines(f, size, n)
 	}
+	if err != nil {
+		return t.fail(err)
+	}
+	return nil
+}
+
+// checkLines is Check of JSON lines.
+func (t *Text) checkLines(f io.Reader, size int64, n int) error {
+	tokens := 0 // there are no more
+	return t.lines(f, size, n > 0, math.MaxInt32, func(d *document.Document) (bool, error) {
+		tokens += len(d.IDs)
+		if d.Kind == document.JSONLines {
+			tokens += len(d.Text) + 2 // what a tokenizer puts around it
+		}
+		return n == 0 || tokens <= n, nil
+	})
+}
+
+// checkText is Check of a plain text.
+func (t *Text) checkText(f io.Reader, size int64, n int) error {
 	limit := int64(maxText)
 	switch {
 	case n > 0:
 		limit = tokenizer.FirstBytes(n + 1)
-	case info.Size() > maxText:
-		return fmt.Errorf("evaluation text %s: %w: at most %d bytes are read", t.Name, tokenizer.ErrTooLarge, maxText)
+	case size > maxText:
+		return fmt.Errorf("%w: at most %d bytes are read", tokenizer.ErrTooLarge, maxText)
 	}
 	in := bufio.NewReaderSize(f, 1<<16)
+	if start, _ := in.Peek(2); len(start) == 2 { // else an error is met again
+		if err := document.CheckStart(t.Name, start); err != nil {
+			return err
+		}
+	}
 	blank := true
 	for at := int64(0); at < limit; {
-		c, size, err := in.ReadRune()
+		c, width, err := in.ReadRune()
 		if errors.Is(err, io.EOF) {
 			if blank {
-				return fmt.Errorf("evaluation text %s: %w", t.Name, errBlank)
+				return errBlank
 			}
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("evaluation text: %w", err)
+			return err
 		}
-		if c == 0 || c == utf8.RuneError && size == 1 {
-			return fmt.Errorf("evaluation text %s: %w", t.Name, noText(c, at))
+		if c == 0 || c == utf8.RuneError && width == 1 {
+			b := byte(0)
+			if c != 0 && in.UnreadRune() == nil {
+				b, _ = in.ReadByte() // it was read once
+			}
+			return document.NoText(t.Name, b, at)
 		}
 		blank = blank && unicode.IsSpace(c)
-		at += int64(size)
+		at += int64(width)
 	}
 	return nil
 }
@@ -138,30 +248,12 @@ func (t *Text) Check(n int) error {
 // errBlank says that there is nothing in a text.
 var errBlank = fmt.Errorf("%w: it is empty", ErrTextTooShort)
 
-// noText says what is wrong with the byte at a place: 0, or what is no character.
-func noText(c rune, at int64) error {
-	if c == 0 {
-		return fmt.Errorf("byte %d is 0, which no text has: looks like a binary file; give plain text", at)
-	}
-	return fmt.Errorf("byte %d is not UTF-8; give plain text", at)
-}
-
 // check is what Tokens shows to First.
-func check(data []byte, whole bool) error {
+func (t *Text) check(data []byte, whole bool) error {
 	if whole && len(bytes.TrimSpace(data)) == 0 {
 		return errBlank
 	}
-	if at := bytes.IndexByte(data, 0); at >= 0 {
-		return noText(0, int64(at))
-	}
-	for at := 0; at < len(data); {
-		c, size := utf8.DecodeRune(data[at:])
-		if c == utf8.RuneError && size == 1 {
-			return noText(c, int64(at))
-		}
-		at += size
-	}
-	return nil
+	return document.CheckText(t.Name, data)
 }
 
 // folder is where files that came with a model are.
