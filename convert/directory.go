@@ -33,18 +33,16 @@ func (x *export) directory(ctx context.Context) (err error) {
 		return err
 	}
 	x.result.Warnings = append(x.result.Warnings, warnings...)
-	dir, err := os.MkdirTemp(filepath.Dir(out), "."+filepath.Base(out)+".*.tmp")
+	unfinished, err := atomicfile.CreateDir(out, 0o755)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, os.RemoveAll(dir))
+			unfinished.Abort()
 		}
 	}()
-	if err := os.Chmod(dir, 0o755); err != nil {
-		return err
-	}
+	dir := unfinished.Name()
 	if err := x.shards(ctx, dir); err != nil {
 		return err
 	}
@@ -63,7 +61,7 @@ func (x *export) directory(ctx context.Context) (err error) {
 	if err := os.Remove(out); err != nil && !errors.Is(err, fs.ErrNotExist) { // an empty folder
 		return err
 	}
-	return atomicfile.Rename(dir, out)
+	return unfinished.Commit()
 }
 
 // shards writes the weights, in as many files as their size asks for, and the index of these.

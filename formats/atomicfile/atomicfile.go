@@ -16,9 +16,9 @@ type File struct {
 	path string // where it will be
 }
 
-// Create starts a file that Commit will put at path. Its folder must exist.
+// Create starts a file that Commit will put at path, and removes what others that were killed have left of it. Its folder must exist.
 func Create(path string, perm fs.FileMode) (*File, error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
+	f, err := create(path, func() (*os.File, error) { return os.CreateTemp(filepath.Dir(path), temporary(path)) })
 	if err != nil {
 		return nil, fmt.Errorf("write %s: %w", path, err)
 	}
@@ -35,11 +35,11 @@ func (f *File) Commit() error {
 	if err := f.Sync(); err != nil {
 		return f.fail(err)
 	}
-	if err := f.Close(); err != nil {
+	if err := Rename(f.Name(), f.path); err != nil { // while it is locked
 		return f.fail(err)
 	}
-	if err := Rename(f.Name(), f.path); err != nil {
-		return f.fail(err)
+	if err := f.Close(); err != nil {
+		return fmt.Errorf("write %s: %w", f.path, err)
 	}
 	return nil
 }
@@ -49,8 +49,8 @@ func (f *File) Abort() { _ = f.fail(nil) }
 
 // fail cleans up and gives err the name of the file.
 func (f *File) fail(err error) error {
-	_ = f.Close() // closed already after a failed rename
 	_ = os.Remove(f.Name())
+	_ = f.Close()
 	if err == nil {
 		return nil
 	}
