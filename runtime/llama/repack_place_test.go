@@ -49,12 +49,16 @@ func oneNode(t *testing.T, m *checkpoint.Model, o Options) []float32 {
 
 // Where repacked matrices are kept changes no bit, each share is in its node's memory, and nothing is taken twice.
 func TestNodesWithRepackedWeights(t *testing.T) {
+	machines := [][]int{{0}, {0, 1}, {0, 0, 0, 2}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}}
+	if testing.Short() {
+		machines = [][]int{{0}, {0, 0, 0, 2}}
+	}
 	for _, types := range []map[string]ggml.Type{Types, MoreTypes} {
 		m := opened(t, Quantized(t, types))
 		for _, a := range []Activations{ActivationsAuto, ActivationsInt16, ActivationsF32} {
 			o := Options{Repack: true, Activations: a}
 			want := oneNode(t, m, o)
-			for _, nodes := range [][]int{{0}, {0, 1}, {0, 0, 0, 2}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}} {
+			for _, nodes := range machines {
 				sim := &machine{nodes: nodes}
 				e, err := newEngine(m, o, sim.host(t))
 				require.NoError(t, err)

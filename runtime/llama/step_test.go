@@ -162,9 +162,13 @@ func TestDecodeAllocatesNothing(t *testing.T) {
 	m, err := checkpoint.Open(testdata.Path("grammar-lm"))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, m.Close()) }()
+	runs := 200
+	if testing.Short() {
+		runs = 20
+	}
 	for _, o := range []llama.Options{{Threads: 2, KV: llama.KVF16}, placed(t)} {
 		decode, closed := decoding(t, m, o)
 		defer closed()
-		require.Zero(t, testing.AllocsPerRun(200, decode))
+		require.Zero(t, testing.AllocsPerRun(runs, decode))
 	}
 }
