@@ -27,8 +27,9 @@ haswell() {
 for package in kernel llama; do
 	for level in avx2 ""; do
 		echo "== tests of $package, QTOOL_CPU=$level"
-		# Left out: 4,000 tokens generated to count allocations, which takes too long here and no other instruction.
-		(cd "runtime/$package" && QTOOL_CPU=$level haswell "$work/$package.test" -test.short -test.skip TestDecodeAllocatesNothing -test.timeout 30m)
+		# Left out: tokens generated to count allocations, which takes too long here and no other instruction; and what gathers
+		# (VGATHERDPS, of AVX2), for which version 7.2 gives zeros to a C program of that one instruction too.
+		(cd "runtime/$package" && QTOOL_CPU=$level haswell "$work/$package.test" -test.short -test.skip 'TestDecodeAllocatesNothing|TestQuantizersGiveTheSameBits|TestTablesStayWithinTheirBuffers' -test.timeout 30m)
 	done
 done
 # figures MODEL: what was measured, without what depends on the run.
