@@ -49,6 +49,60 @@ func panelsAVX512(p panelArgs, odd func(panelArgs), one, four panelLoop[int8], f
 	}
 }
 
+// tableLoop512 is the signature of the loops over two panels with a table.
+type tableLoop512 func(out *float32, outStride int, data *byte, panelStride int, q *int8, scale, sum *float32, halves *int16, blocks, span, groups int, table *byte)
+
+// tableLoops512 gives the loops of a scheme for one token and for four.
+func tableLoops512(s packed.Scheme) (one, four tableLoop512) {
+	group := 0
+	if s.TwoLevel {
+		group = s.Group
+	}
+	switch {
+	case s.Bits == 3 && group == 0:
+		return avx512Table3x0x1, avx512Table3x0x4
+	case s.Bits == 3 && group == 32:
+		return avx512Table3x32x1, avx512Table3x32x4
+	case s.Bits == 3:
+		return avx512Table3x16x1, avx512Table3x16x4
+	case group == 0:
+		return avx512Table4x0x1, avx512Table4x0x4
+	case group == 32:
+		return avx512Table4x32x1, avx512Table4x32x4
+	}
+	return avx512Table4x16x1, avx512Table4x16x4
+}
+
+// tableAVX512 is panelsAVX512 for panels whose codes are looked up.
+func tableAVX512(p panelArgs) {
+	blocks := (p.cols + packed.Block - 1) / packed.Block
+	if blocks == 0 {
+		panelGeneric(p)
+		return
+	}
+	one, four := tableLoops512(p.scheme)
+	size, span, groups := p.scheme.PanelBytes(p.cols), p.scheme.Span()/packed.Block, p.scheme.Groups(p.cols)
+	i := 0
+	for ; i+2 <= p.panels; i += 2 {
+		for t, n := 0, 0; t < p.tokens; t += n {
+			var loop tableLoop512
+			if loop, n = one, 1; t+4 <= p.tokens {
+				loop, n = four, 4
+			}
+			var halves *int16
+			if halved(p.scheme) {
+				halves = &p.halves[2*t*blocks]
+			}
+			loop(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*size], size,
+				&p.q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], halves, blocks, span, groups, &p.table[0])
+		}
+	}
+	if i < p.panels {
+		p.data, p.out, p.panels = p.data[i*size:], p.out[i*packed.Panel:], 1
+		tableAVX2(p)
+	}
+}
+
 // mulSliverAVX512 takes rows by fourteens and the rest by powers of two. Results of less than the whole width are left to narrower vectors:
 // their sums are the same.
 func mulSliverAVX512(out []float32, stride int, a []float32, aStride, rows int, sliver []float32, cols, n int, add bool) {

@@ -11,6 +11,9 @@ import (
 // with a codebook, those of 3 bits, and those whose scales have two levels.
 func byTable(s packed.Scheme) bool { return s.Codebook || s.TwoLevel || s.Bits == 3 }
 
+// halved reports whether a block of a scheme has two integers of two-level scales.
+func halved(s packed.Scheme) bool { return s.TwoLevel && s.Group < packed.Block }
+
 // even are the tables of codes that are evenly spaced around zero, of 3 and of 4 bits.
 var even = [2][16]byte{evenTable(3), evenTable(4)}
 

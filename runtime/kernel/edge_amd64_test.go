@@ -71,6 +71,8 @@ func testLoopsStayWithinTheirBuffers(t *testing.T, set *kernel.Set) {
 				}
 				set.Quantize(&a, i, atPageEnd(t, x))
 			}
+			halve(set, s, &a)
+			a.Halves = atPageEnd(t, a.Halves)
 			for i := range set.Tile(&a, kernel.Tiled(s)) {
 				set.Arrange(&a, i)
 			}

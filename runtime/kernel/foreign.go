@@ -108,7 +108,7 @@ type foreignArgs struct {
 	stride int
 }
 
-// Halve sets the sums of the codes of half blocks of one token, which Super6 needs. The codes are set before.
+// Halve sets the sums of the codes of half blocks of one token, which Super6 and schemes that are Halved need. The codes are set before.
 func (s *Set) Halve(a *Activations, token int) {
 	if n := 2 * a.Tokens * a.Blocks; len(a.Halves) != n {
 		panic("kernel: Halve without ResizeHalves")

@@ -36,6 +36,8 @@ type Set struct {
 	widen func(to []uint32, q []int8, scale []float32, blocks int)
 	// panelTable multiplies panels whose codes stand for the entries of a table: see byTable.
 	panelTable func(p panelArgs)
+	// halved tells for which schemes panelTable needs the sums of halves of blocks; nil where for none.
+	halved func(packed.Scheme) bool
 	// foreign multiplies panels of a Foreign matrix with tokens, and halve sums codes for it.
 	foreign func(p foreignArgs)
 	halve   func(halves []int16, q []int8)
@@ -182,6 +184,7 @@ type panelArgs struct {
 	q          []int8
 	fine       []int16 // in place of q, as in Fine
 	scale, sum []float32
+	halves     []int16 // where the set needs them
 	tokens     int
 	tiles      tiling // of all tokens there are
 	wide       tiling // the same
@@ -199,7 +202,7 @@ var tails = sync.Pool{New: func() any { return new([packed.Panel]float32) }}
 //
 //	out[t·stride + r] = Σ_k m[8p + r, k] · a[first + t, k]
 //
-// for all rows r < 8·panels that m has. a.Cols must be m.Cols.
+// for all rows r < 8·panels that m has. a.Cols must be m.Cols. Where Halved says so for m's scheme, Halve has been called for the tokens.
 func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels int, a *Activations, first, n int) {
 	b := a.Blocks
 	args := panelArgs{
@@ -207,6 +210,9 @@ func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels in
 		q:     a.Q[first*b*packed.Block : (first+n)*b*packed.Block],
 		scale: a.Scale[first*b : (first+n)*b], sum: a.Sum[first*b : (first+n)*b],
 		tokens: n, tiles: a.tiles, wide: a.wide, first: first, out: out, stride: stride,
+	}
+	if s.Halved(m.Scheme) {
+		args.halves = a.Halves[2*first*b : 2*(first+n)*b]
 	}
 	loop := s.panel4
 	switch {
@@ -217,6 +223,9 @@ func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels in
 	}
 	s.mulPanels(loop, args, m, p)
 }
+
+// Halved reports whether products with a matrix of the scheme need the sums of halves of blocks, as Halve sets them.
+func (s *Set) Halved(scheme packed.Scheme) bool { return s.halved != nil && s.halved(scheme) }
 
 // mulPanels calls a loop for panels of m from p on, of which the last may have fewer rows.
 func (s *Set) mulPanels(loop func(panelArgs), args panelArgs, m packed.Matrix, p int) {
@@ -242,6 +251,9 @@ func (s *Set) mulPanels(loop func(panelArgs), args panelArgs, m packed.Matrix, p
 			one.fine = args.fine[t*b*packed.Block : (t+1)*b*packed.Block]
 		} else {
 			one.q = args.q[t*b*packed.Block : (t+1)*b*packed.Block]
+		}
+		if args.halves != nil {
+			one.halves = args.halves[2*t*b : 2*(t+1)*b]
 		}
 		one.scale, one.sum = args.scale[t*b:(t+1)*b], args.sum[t*b:(t+1)*b]
 		one.tokens, one.first, one.out, one.stride = 1, args.first+t, all[:], packed.Panel

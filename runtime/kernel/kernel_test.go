@@ -63,6 +63,17 @@ func randomVector(n int, r *rand.Rand) []float32 {
 	return x
 }
 
+// halve sets the sums of halves of blocks, where the set needs them for the scheme.
+func halve(set *kernel.Set, s packed.Scheme, a *kernel.Activations) {
+	if !set.Halved(s) {
+		return
+	}
+	a.ResizeHalves()
+	for i := range a.Tokens {
+		set.Halve(a, i)
+	}
+}
+
 var schemes = []packed.Scheme{
 	{Bits: 4, Group: 32}, {Bits: 4, Group: 64}, {Bits: 4, Group: 128}, {Bits: 4, Group: 256}, {Bits: 4, Group: 32, Asym: true}, {Bits: 4, Group: 128, Asym: true},
 	{Bits: 8, Group: 32}, {Bits: 8, Group: 128}, {Bits: 8, Group: 64, Asym: true},
@@ -87,6 +98,7 @@ func TestPanelAgainstFloat64(t *testing.T) {
 					for i := range tokens + 1 {
 						set.Quantize(&a, i, randomVector(cols, r))
 					}
+					halve(set, s, &a)
 					out := make([]float32, tokens*rows)
 					for p := 0; p < m.PanelCount(); p += 3 {
 						set.MulPanels(out[p*packed.Panel:], rows, m, p, min(3, m.PanelCount()-p), &a, 1, tokens)
@@ -306,6 +318,7 @@ func BenchmarkPanel(b *testing.B) {
 					for i := range tokens {
 						set.Quantize(&a, i, randomVector(cols, r))
 					}
+					halve(set, s, &a)
 					for i := range set.Tile(&a, kernel.Tiled(s)) {
 						set.Arrange(&a, i)
 					}

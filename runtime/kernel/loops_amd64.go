@@ -184,6 +184,66 @@ func avx2Table4x16x2x1(out *float32, outStride int, data *byte, dataStride int, 
 //go:noescape
 func avx2Table4x16x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
+// avx512Table3x0x1 multiplies 2 panels of 3-bit codes with 1 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+//
+//go:noescape
+func avx512Table3x0x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+
+// avx512Table3x0x4 multiplies 2 panels of 3-bit codes with 4 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+//
+//go:noescape
+func avx512Table3x0x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+
+// avx512Table3x32x1 multiplies 2 panels of 3-bit codes with 1 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+//
+//go:noescape
+func avx512Table3x32x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+
+// avx512Table3x32x4 multiplies 2 panels of 3-bit codes with 4 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+//
+//go:noescape
+func avx512Table3x32x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+
+// avx512Table3x16x1 multiplies 2 panels of 3-bit codes with 1 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+//
+//go:noescape
+func avx512Table3x16x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+
+// avx512Table3x16x4 multiplies 2 panels of 3-bit codes with 4 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+//
+//go:noescape
+func avx512Table3x16x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+
+// avx512Table4x0x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+//
+//go:noescape
+func avx512Table4x0x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+
+// avx512Table4x0x4 multiplies 2 panels of 4-bit codes with 4 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+//
+//go:noescape
+func avx512Table4x0x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+
+// avx512Table4x32x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+//
+//go:noescape
+func avx512Table4x32x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+
+// avx512Table4x32x4 multiplies 2 panels of 4-bit codes with 4 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+//
+//go:noescape
+func avx512Table4x32x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+
+// avx512Table4x16x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+//
+//go:noescape
+func avx512Table4x16x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+
+// avx512Table4x16x4 multiplies 2 panels of 4-bit codes with 4 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+//
+//go:noescape
+func avx512Table4x16x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+
 // avx2Widen3x0 looks up blocks of 3-bit codes of a panel, for one of two panels in turn; span is in blocks.
 //
 //go:noescape

@@ -4831,16 +4831,16 @@ TEXT ·avx2Table3x32x1x1(SB), NOSPLIT, $128-80
 	MOVQ           scale+40(FP), DX
 	MOVQ           blocks+48(FP), BX
 	MOVQ           groups+64(FP), SI
-	VXORPS         Y3, Y3, Y3
+	VXORPS         Y4, Y4, Y4
 	MOVQ           table+72(FP), DI
-	VBROADCASTI128 (DI), Y0
+	VBROADCASTI128 (DI), Y2
 
 t3x32x1x1span:
 	MOVQ      span+56(FP), R8
 	CMPQ      R8, BX
 	CMOVQGT   BX, R8
 	SUBQ      R8, BX
-	VCVTPH2PS (AX), Y1
+	VCVTPH2PS (AX), Y3
 	ADDQ      $0x10, AX
 	MOVQ      $0x0000000000000008, R9
 	CMPQ      R9, SI
@@ -4855,16 +4855,16 @@ t3x32x1x1span:
 	LEAQ      (SP), DI
 
 t3x32x1x1spread0:
-	VPERMQ       $0x50, (AX), Y2
-	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
-	VPAND        lowNibbles<>+0(SB), Y2, Y2
-	VPBROADCASTQ (R10), Y4
-	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
-	VPAND        lowPairs<>+0(SB), Y4, Y4
-	VPSLLW       $0x04, Y4, Y4
-	VPOR         Y4, Y2, Y2
-	VPSUBB       subBias<>+0(SB), Y2, Y2
-	VMOVDQU      Y2, (DI)
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R10), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
 	ADDQ         $0x10, AX
 	ADDQ         $0x08, R10
 	ADDQ         $0x20, DI
@@ -4876,9 +4876,9 @@ t3x32x1x1spread0:
 t3x32x1x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
-	VPBROADCASTQ (DI), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (DI), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, DI
 	VMOVDQU      (AX), Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
@@ -4886,38 +4886,38 @@ t3x32x1x1block:
 	VPSLLW       $0x02, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD (CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y4
+	VPMADDWD     Y0, Y7, Y1
 	VMOVDQU      32(AX), Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
 	VMOVDQU      64(AX), Y7
 	VPSLLW       $0x01, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 4(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
 	VMOVDQU      (AX), Y5
 	VPSRLW       $0x02, Y5, Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
 	VMOVDQU      64(AX), Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 8(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
 	VMOVDQU      32(AX), Y5
 	VPSRLW       $0x02, Y5, Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
@@ -4925,13 +4925,13 @@ t3x32x1x1block:
 	VPSRLW       $0x01, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 12(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
 	VMOVDQU      (AX), Y5
 	VPSRLW       $0x04, Y5, Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
@@ -4939,13 +4939,13 @@ t3x32x1x1block:
 	VPSRLW       $0x02, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 16(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
 	VMOVDQU      32(AX), Y5
 	VPSRLW       $0x04, Y5, Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
@@ -4953,13 +4953,13 @@ t3x32x1x1block:
 	VPSRLW       $0x03, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 20(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
 	VMOVDQU      (AX), Y5
 	VPSRLW       $0x06, Y5, Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
@@ -4967,13 +4967,13 @@ t3x32x1x1block:
 	VPSRLW       $0x04, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 24(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
 	VMOVDQU      32(AX), Y5
 	VPSRLW       $0x06, Y5, Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
@@ -4981,17 +4981,17 @@ t3x32x1x1block:
 	VPSRLW       $0x05, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 28(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
-	VBROADCASTSS (DX), Y2
-	VCVTDQ2PS    Y4, Y4
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y4, Y2, Y3
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
+	VBROADCASTSS (DX), Y0
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y1, Y0, Y4
 	ADDQ         $0x00000060, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
@@ -5001,7 +5001,7 @@ t3x32x1x1block:
 	JNE          t3x32x1x1span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y3, (AX)
+	VMOVUPS      Y4, (AX)
 	VZEROUPPER
 	RET
 
@@ -5018,16 +5018,16 @@ TEXT ·avx2Table3x32x2x1(SB), NOSPLIT, $256-80
 	VXORPS         Y5, Y5, Y5
 	VXORPS         Y6, Y6, Y6
 	MOVQ           table+72(FP), R8
-	VBROADCASTI128 (R8), Y0
+	VBROADCASTI128 (R8), Y2
 
 t3x32x2x1span:
 	MOVQ      span+56(FP), R9
 	CMPQ      R9, SI
 	CMOVQGT   SI, R9
 	SUBQ      R9, SI
-	VCVTPH2PS (AX), Y1
+	VCVTPH2PS (AX), Y3
 	ADDQ      $0x10, AX
-	VCVTPH2PS (CX), Y2
+	VCVTPH2PS (CX), Y4
 	ADDQ      $0x10, CX
 	MOVQ      $0x0000000000000008, R8
 	CMPQ      R8, DI
@@ -5043,16 +5043,16 @@ t3x32x2x1span:
 	MOVQ      R10, R13
 
 t3x32x2x1spread0:
-	VPERMQ       $0x50, (AX), Y3
-	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
-	VPAND        lowNibbles<>+0(SB), Y3, Y3
-	VPBROADCASTQ (R12), Y4
-	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
-	VPAND        lowPairs<>+0(SB), Y4, Y4
-	VPSLLW       $0x04, Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSUBB       subBias<>+0(SB), Y3, Y3
-	VMOVDQU      Y3, (R8)
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R12), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R8)
 	ADDQ         $0x10, AX
 	ADDQ         $0x08, R12
 	ADDQ         $0x20, R8
@@ -5063,16 +5063,16 @@ t3x32x2x1spread0:
 	LEAQ         128(SP), R8
 
 t3x32x2x1spread1:
-	VPERMQ       $0x50, (CX), Y3
-	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
-	VPAND        lowNibbles<>+0(SB), Y3, Y3
-	VPBROADCASTQ (R11), Y4
-	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
-	VPAND        lowPairs<>+0(SB), Y4, Y4
-	VPSLLW       $0x04, Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSUBB       subBias<>+0(SB), Y3, Y3
-	VMOVDQU      Y3, (R8)
+	VPERMQ       $0x50, (CX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R11), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R8)
 	ADDQ         $0x10, CX
 	ADDQ         $0x08, R11
 	ADDQ         $0x20, R8
@@ -5086,12 +5086,12 @@ t3x32x2x1block:
 	PREFETCHT0   2112(AX)
 	PREFETCHT0   2048(CX)
 	PREFETCHT0   2112(CX)
-	VPBROADCASTQ (R8), Y3
-	VPSHUFB      subPairs<>+0(SB), Y3, Y3
-	VPSRAW       $0x08, Y3, Y3
-	VPBROADCASTQ 128(R8), Y4
-	VPSHUFB      subPairs<>+0(SB), Y4, Y4
-	VPSRAW       $0x08, Y4, Y4
+	VPBROADCASTQ (R8), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
+	VPBROADCASTQ 128(R8), Y1
+	VPSHUFB      subPairs<>+0(SB), Y1, Y1
+	VPSRAW       $0x08, Y1, Y1
 	ADDQ         $0x08, R8
 	VPBROADCASTD (DX), Y12
 	VMOVDQU      (AX), Y9
@@ -5100,22 +5100,22 @@ t3x32x2x1block:
 	VPSLLW       $0x02, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y7
+	VPMADDWD     Y0, Y11, Y7
 	VMOVDQU      (CX), Y9
 	VPAND        twoBits<>+0(SB), Y9, Y9
 	VMOVDQU      64(CX), Y11
 	VPSLLW       $0x02, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y8
+	VPMADDWD     Y1, Y11, Y8
 	VPBROADCASTD 4(DX), Y12
 	VMOVDQU      32(AX), Y9
 	VPAND        twoBits<>+0(SB), Y9, Y9
@@ -5123,11 +5123,11 @@ t3x32x2x1block:
 	VPSLLW       $0x01, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      32(CX), Y9
 	VPAND        twoBits<>+0(SB), Y9, Y9
@@ -5135,11 +5135,11 @@ t3x32x2x1block:
 	VPSLLW       $0x01, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
 	VPBROADCASTD 8(DX), Y12
 	VMOVDQU      (AX), Y9
@@ -5148,11 +5148,11 @@ t3x32x2x1block:
 	VMOVDQU      64(AX), Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      (CX), Y9
 	VPSRLW       $0x02, Y9, Y9
@@ -5160,11 +5160,11 @@ t3x32x2x1block:
 	VMOVDQU      64(CX), Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
 	VPBROADCASTD 12(DX), Y12
 	VMOVDQU      32(AX), Y9
@@ -5174,11 +5174,11 @@ t3x32x2x1block:
 	VPSRLW       $0x01, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      32(CX), Y9
 	VPSRLW       $0x02, Y9, Y9
@@ -5187,11 +5187,11 @@ t3x32x2x1block:
 	VPSRLW       $0x01, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
 	VPBROADCASTD 16(DX), Y12
 	VMOVDQU      (AX), Y9
@@ -5201,11 +5201,11 @@ t3x32x2x1block:
 	VPSRLW       $0x02, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      (CX), Y9
 	VPSRLW       $0x04, Y9, Y9
@@ -5214,11 +5214,11 @@ t3x32x2x1block:
 	VPSRLW       $0x02, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
 	VPBROADCASTD 20(DX), Y12
 	VMOVDQU      32(AX), Y9
@@ -5228,11 +5228,11 @@ t3x32x2x1block:
 	VPSRLW       $0x03, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      32(CX), Y9
 	VPSRLW       $0x04, Y9, Y9
@@ -5241,11 +5241,11 @@ t3x32x2x1block:
 	VPSRLW       $0x03, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
 	VPBROADCASTD 24(DX), Y12
 	VMOVDQU      (AX), Y9
@@ -5255,11 +5255,11 @@ t3x32x2x1block:
 	VPSRLW       $0x04, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      (CX), Y9
 	VPSRLW       $0x06, Y9, Y9
@@ -5268,11 +5268,11 @@ t3x32x2x1block:
 	VPSRLW       $0x04, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
 	VPBROADCASTD 28(DX), Y12
 	VMOVDQU      32(AX), Y9
@@ -5282,11 +5282,11 @@ t3x32x2x1block:
 	VPSRLW       $0x05, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      32(CX), Y9
 	VPSRLW       $0x06, Y9, Y9
@@ -5295,19 +5295,19 @@ t3x32x2x1block:
 	VPSRLW       $0x05, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
-	VBROADCASTSS (BX), Y3
+	VBROADCASTSS (BX), Y0
 	VCVTDQ2PS    Y7, Y7
-	VMULPS       Y3, Y1, Y4
-	VFMADD231PS  Y7, Y4, Y5
+	VMULPS       Y0, Y3, Y1
+	VFMADD231PS  Y7, Y1, Y5
 	VCVTDQ2PS    Y8, Y8
-	VMULPS       Y3, Y2, Y4
-	VFMADD231PS  Y8, Y4, Y6
+	VMULPS       Y0, Y4, Y1
+	VFMADD231PS  Y8, Y1, Y6
 	ADDQ         $0x00000060, AX
 	ADDQ         $0x00000060, CX
 	ADDQ         $0x20, DX
@@ -5336,19 +5336,19 @@ TEXT ·avx2Table3x32x1x4(SB), NOSPLIT, $128-80
 	MOVQ           BX, DI
 	SHLQ           $0x02, DI
 	MOVQ           groups+64(FP), R8
-	VXORPS         Y3, Y3, Y3
 	VXORPS         Y4, Y4, Y4
 	VXORPS         Y5, Y5, Y5
 	VXORPS         Y6, Y6, Y6
+	VXORPS         Y7, Y7, Y7
 	MOVQ           table+72(FP), R9
-	VBROADCASTI128 (R9), Y0
+	VBROADCASTI128 (R9), Y2
 
 t3x32x1x4span:
 	MOVQ      span+56(FP), R10
 	CMPQ      R10, BX
 	CMOVQGT   BX, R10
 	SUBQ      R10, BX
-	VCVTPH2PS (AX), Y1
+	VCVTPH2PS (AX), Y3
 	ADDQ      $0x10, AX
 	MOVQ      $0x0000000000000008, R11
 	CMPQ      R11, R8
@@ -5363,16 +5363,16 @@ t3x32x1x4span:
 	LEAQ      (SP), R9
 
 t3x32x1x4spread0:
-	VPERMQ       $0x50, (AX), Y2
-	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
-	VPAND        lowNibbles<>+0(SB), Y2, Y2
-	VPBROADCASTQ (R12), Y7
-	VPSRLVQ      pairShifts<>+0(SB), Y7, Y7
-	VPAND        lowPairs<>+0(SB), Y7, Y7
-	VPSLLW       $0x04, Y7, Y7
-	VPOR         Y7, Y2, Y2
-	VPSUBB       subBias<>+0(SB), Y2, Y2
-	VMOVDQU      Y2, (R9)
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R12), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R9)
 	ADDQ         $0x10, AX
 	ADDQ         $0x08, R12
 	ADDQ         $0x20, R9
@@ -5383,9 +5383,9 @@ t3x32x1x4spread0:
 
 t3x32x1x4block:
 	LEAQ         (CX)(SI*2), R11
-	VPBROADCASTQ (R9), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (R9), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, R9
 	VMOVDQU      (AX), Y11
 	VPAND        twoBits<>+0(SB), Y11, Y11
@@ -5393,51 +5393,51 @@ t3x32x1x4block:
 	VPSLLW       $0x02, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD (CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y7
+	VPMADDWD     Y0, Y13, Y1
 	VPBROADCASTD (CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y8
+	VPMADDWD     Y0, Y13, Y8
 	VPBROADCASTD (CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y9
+	VPMADDWD     Y0, Y13, Y9
 	VPBROADCASTD (R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y10
+	VPMADDWD     Y0, Y13, Y10
 	VMOVDQU      32(AX), Y11
 	VPAND        twoBits<>+0(SB), Y11, Y11
 	VMOVDQU      64(AX), Y13
 	VPSLLW       $0x01, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 4(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 4(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 4(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 4(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      (AX), Y11
 	VPSRLW       $0x02, Y11, Y11
@@ -5445,27 +5445,27 @@ t3x32x1x4block:
 	VMOVDQU      64(AX), Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 8(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 8(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 8(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 8(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      32(AX), Y11
 	VPSRLW       $0x02, Y11, Y11
@@ -5474,27 +5474,27 @@ t3x32x1x4block:
 	VPSRLW       $0x01, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 12(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 12(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 12(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 12(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      (AX), Y11
 	VPSRLW       $0x04, Y11, Y11
@@ -5503,27 +5503,27 @@ t3x32x1x4block:
 	VPSRLW       $0x02, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 16(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 16(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 16(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 16(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      32(AX), Y11
 	VPSRLW       $0x04, Y11, Y11
@@ -5532,27 +5532,27 @@ t3x32x1x4block:
 	VPSRLW       $0x03, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 20(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 20(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 20(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 20(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      (AX), Y11
 	VPSRLW       $0x06, Y11, Y11
@@ -5561,27 +5561,27 @@ t3x32x1x4block:
 	VPSRLW       $0x04, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 24(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 24(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 24(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 24(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      32(AX), Y11
 	VPSRLW       $0x06, Y11, Y11
@@ -5590,45 +5590,45 @@ t3x32x1x4block:
 	VPSRLW       $0x05, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 28(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 28(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 28(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 28(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	LEAQ         (DX)(DI*2), R11
-	VBROADCASTSS (DX), Y2
-	VCVTDQ2PS    Y7, Y7
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y7, Y2, Y3
-	VBROADCASTSS (DX)(DI*1), Y2
+	VBROADCASTSS (DX), Y0
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y1, Y0, Y4
+	VBROADCASTSS (DX)(DI*1), Y0
 	VCVTDQ2PS    Y8, Y8
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y8, Y2, Y4
-	VBROADCASTSS (DX)(DI*2), Y2
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y8, Y0, Y5
+	VBROADCASTSS (DX)(DI*2), Y0
 	VCVTDQ2PS    Y9, Y9
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y9, Y2, Y5
-	VBROADCASTSS (R11)(DI*1), Y2
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y9, Y0, Y6
+	VBROADCASTSS (R11)(DI*1), Y0
 	VCVTDQ2PS    Y10, Y10
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y10, Y2, Y6
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y10, Y0, Y7
 	ADDQ         $0x00000060, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
@@ -5638,13 +5638,13 @@ t3x32x1x4block:
 	JNE          t3x32x1x4span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y3, (AX)
-	ADDQ         CX, AX
 	VMOVUPS      Y4, (AX)
 	ADDQ         CX, AX
 	VMOVUPS      Y5, (AX)
 	ADDQ         CX, AX
 	VMOVUPS      Y6, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y7, (AX)
 	VZEROUPPER
 	RET
 
@@ -5656,16 +5656,16 @@ TEXT ·avx2Table3x16x1x1(SB), NOSPLIT, $128-80
 	MOVQ           scale+40(FP), DX
 	MOVQ           blocks+48(FP), BX
 	MOVQ           groups+64(FP), SI
-	VXORPS         Y3, Y3, Y3
+	VXORPS         Y4, Y4, Y4
 	MOVQ           table+72(FP), DI
-	VBROADCASTI128 (DI), Y0
+	VBROADCASTI128 (DI), Y2
 
 t3x16x1x1span:
 	MOVQ      span+56(FP), R8
 	CMPQ      R8, BX
 	CMOVQGT   BX, R8
 	SUBQ      R8, BX
-	VCVTPH2PS (AX), Y1
+	VCVTPH2PS (AX), Y3
 	ADDQ      $0x10, AX
 	MOVQ      $0x0000000000000010, R9
 	CMPQ      R9, SI
@@ -5680,16 +5680,16 @@ t3x16x1x1span:
 	LEAQ      (SP), DI
 
 t3x16x1x1spread0:
-	VPERMQ       $0x50, (AX), Y2
-	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
-	VPAND        lowNibbles<>+0(SB), Y2, Y2
-	VPBROADCASTQ (R10), Y4
-	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
-	VPAND        lowPairs<>+0(SB), Y4, Y4
-	VPSLLW       $0x04, Y4, Y4
-	VPOR         Y4, Y2, Y2
-	VPSUBB       subBias<>+0(SB), Y2, Y2
-	VMOVDQU      Y2, (DI)
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R10), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
 	ADDQ         $0x10, AX
 	ADDQ         $0x08, R10
 	ADDQ         $0x20, DI
@@ -5701,9 +5701,9 @@ t3x16x1x1spread0:
 t3x16x1x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
-	VPBROADCASTQ (DI), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (DI), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, DI
 	VMOVDQU      (AX), Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
@@ -5711,38 +5711,38 @@ t3x16x1x1block:
 	VPSLLW       $0x02, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD (CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y4
+	VPMADDWD     Y0, Y7, Y1
 	VMOVDQU      32(AX), Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
 	VMOVDQU      64(AX), Y7
 	VPSLLW       $0x01, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 4(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
 	VMOVDQU      (AX), Y5
 	VPSRLW       $0x02, Y5, Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
 	VMOVDQU      64(AX), Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 8(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
 	VMOVDQU      32(AX), Y5
 	VPSRLW       $0x02, Y5, Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
@@ -5750,16 +5750,16 @@ t3x16x1x1block:
 	VPSRLW       $0x01, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 12(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
-	VPBROADCASTQ (DI), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
+	VPBROADCASTQ (DI), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, DI
 	VMOVDQU      (AX), Y5
 	VPSRLW       $0x04, Y5, Y5
@@ -5768,13 +5768,13 @@ t3x16x1x1block:
 	VPSRLW       $0x02, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 16(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
 	VMOVDQU      32(AX), Y5
 	VPSRLW       $0x04, Y5, Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
@@ -5782,13 +5782,13 @@ t3x16x1x1block:
 	VPSRLW       $0x03, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 20(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
 	VMOVDQU      (AX), Y5
 	VPSRLW       $0x06, Y5, Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
@@ -5796,13 +5796,13 @@ t3x16x1x1block:
 	VPSRLW       $0x04, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 24(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
 	VMOVDQU      32(AX), Y5
 	VPSRLW       $0x06, Y5, Y5
 	VPAND        twoBits<>+0(SB), Y5, Y5
@@ -5810,17 +5810,17 @@ t3x16x1x1block:
 	VPSRLW       $0x05, Y7, Y7
 	VPAND        thirdBits<>+0(SB), Y7, Y7
 	VPOR         Y7, Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 28(CX), Y7
 	VPSIGNB      Y5, Y7, Y7
 	VPMADDUBSW   Y7, Y6, Y7
-	VPMADDWD     Y2, Y7, Y7
-	VPADDD       Y7, Y4, Y4
-	VBROADCASTSS (DX), Y2
-	VCVTDQ2PS    Y4, Y4
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y4, Y2, Y3
+	VPMADDWD     Y0, Y7, Y7
+	VPADDD       Y7, Y1, Y1
+	VBROADCASTSS (DX), Y0
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y1, Y0, Y4
 	ADDQ         $0x00000060, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
@@ -5830,7 +5830,7 @@ t3x16x1x1block:
 	JNE          t3x16x1x1span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y3, (AX)
+	VMOVUPS      Y4, (AX)
 	VZEROUPPER
 	RET
 
@@ -5847,16 +5847,16 @@ TEXT ·avx2Table3x16x2x1(SB), NOSPLIT, $256-80
 	VXORPS         Y5, Y5, Y5
 	VXORPS         Y6, Y6, Y6
 	MOVQ           table+72(FP), R8
-	VBROADCASTI128 (R8), Y0
+	VBROADCASTI128 (R8), Y2
 
 t3x16x2x1span:
 	MOVQ      span+56(FP), R9
 	CMPQ      R9, SI
 	CMOVQGT   SI, R9
 	SUBQ      R9, SI
-	VCVTPH2PS (AX), Y1
+	VCVTPH2PS (AX), Y3
 	ADDQ      $0x10, AX
-	VCVTPH2PS (CX), Y2
+	VCVTPH2PS (CX), Y4
 	ADDQ      $0x10, CX
 	MOVQ      $0x0000000000000010, R8
 	CMPQ      R8, DI
@@ -5872,16 +5872,16 @@ t3x16x2x1span:
 	MOVQ      R10, R13
 
 t3x16x2x1spread0:
-	VPERMQ       $0x50, (AX), Y3
-	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
-	VPAND        lowNibbles<>+0(SB), Y3, Y3
-	VPBROADCASTQ (R12), Y4
-	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
-	VPAND        lowPairs<>+0(SB), Y4, Y4
-	VPSLLW       $0x04, Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSUBB       subBias<>+0(SB), Y3, Y3
-	VMOVDQU      Y3, (R8)
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R12), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R8)
 	ADDQ         $0x10, AX
 	ADDQ         $0x08, R12
 	ADDQ         $0x20, R8
@@ -5892,16 +5892,16 @@ t3x16x2x1spread0:
 	LEAQ         128(SP), R8
 
 t3x16x2x1spread1:
-	VPERMQ       $0x50, (CX), Y3
-	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
-	VPAND        lowNibbles<>+0(SB), Y3, Y3
-	VPBROADCASTQ (R11), Y4
-	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
-	VPAND        lowPairs<>+0(SB), Y4, Y4
-	VPSLLW       $0x04, Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSUBB       subBias<>+0(SB), Y3, Y3
-	VMOVDQU      Y3, (R8)
+	VPERMQ       $0x50, (CX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R11), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R8)
 	ADDQ         $0x10, CX
 	ADDQ         $0x08, R11
 	ADDQ         $0x20, R8
@@ -5915,12 +5915,12 @@ t3x16x2x1block:
 	PREFETCHT0   2112(AX)
 	PREFETCHT0   2048(CX)
 	PREFETCHT0   2112(CX)
-	VPBROADCASTQ (R8), Y3
-	VPSHUFB      subPairs<>+0(SB), Y3, Y3
-	VPSRAW       $0x08, Y3, Y3
-	VPBROADCASTQ 128(R8), Y4
-	VPSHUFB      subPairs<>+0(SB), Y4, Y4
-	VPSRAW       $0x08, Y4, Y4
+	VPBROADCASTQ (R8), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
+	VPBROADCASTQ 128(R8), Y1
+	VPSHUFB      subPairs<>+0(SB), Y1, Y1
+	VPSRAW       $0x08, Y1, Y1
 	ADDQ         $0x08, R8
 	VPBROADCASTD (DX), Y12
 	VMOVDQU      (AX), Y9
@@ -5929,22 +5929,22 @@ t3x16x2x1block:
 	VPSLLW       $0x02, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y7
+	VPMADDWD     Y0, Y11, Y7
 	VMOVDQU      (CX), Y9
 	VPAND        twoBits<>+0(SB), Y9, Y9
 	VMOVDQU      64(CX), Y11
 	VPSLLW       $0x02, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y8
+	VPMADDWD     Y1, Y11, Y8
 	VPBROADCASTD 4(DX), Y12
 	VMOVDQU      32(AX), Y9
 	VPAND        twoBits<>+0(SB), Y9, Y9
@@ -5952,11 +5952,11 @@ t3x16x2x1block:
 	VPSLLW       $0x01, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      32(CX), Y9
 	VPAND        twoBits<>+0(SB), Y9, Y9
@@ -5964,11 +5964,11 @@ t3x16x2x1block:
 	VPSLLW       $0x01, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
 	VPBROADCASTD 8(DX), Y12
 	VMOVDQU      (AX), Y9
@@ -5977,11 +5977,11 @@ t3x16x2x1block:
 	VMOVDQU      64(AX), Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      (CX), Y9
 	VPSRLW       $0x02, Y9, Y9
@@ -5989,11 +5989,11 @@ t3x16x2x1block:
 	VMOVDQU      64(CX), Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
 	VPBROADCASTD 12(DX), Y12
 	VMOVDQU      32(AX), Y9
@@ -6003,11 +6003,11 @@ t3x16x2x1block:
 	VPSRLW       $0x01, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      32(CX), Y9
 	VPSRLW       $0x02, Y9, Y9
@@ -6016,18 +6016,18 @@ t3x16x2x1block:
 	VPSRLW       $0x01, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
-	VPBROADCASTQ (R8), Y3
-	VPSHUFB      subPairs<>+0(SB), Y3, Y3
-	VPSRAW       $0x08, Y3, Y3
-	VPBROADCASTQ 128(R8), Y4
-	VPSHUFB      subPairs<>+0(SB), Y4, Y4
-	VPSRAW       $0x08, Y4, Y4
+	VPBROADCASTQ (R8), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
+	VPBROADCASTQ 128(R8), Y1
+	VPSHUFB      subPairs<>+0(SB), Y1, Y1
+	VPSRAW       $0x08, Y1, Y1
 	ADDQ         $0x08, R8
 	VPBROADCASTD 16(DX), Y12
 	VMOVDQU      (AX), Y9
@@ -6037,11 +6037,11 @@ t3x16x2x1block:
 	VPSRLW       $0x02, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      (CX), Y9
 	VPSRLW       $0x04, Y9, Y9
@@ -6050,11 +6050,11 @@ t3x16x2x1block:
 	VPSRLW       $0x02, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
 	VPBROADCASTD 20(DX), Y12
 	VMOVDQU      32(AX), Y9
@@ -6064,11 +6064,11 @@ t3x16x2x1block:
 	VPSRLW       $0x03, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      32(CX), Y9
 	VPSRLW       $0x04, Y9, Y9
@@ -6077,11 +6077,11 @@ t3x16x2x1block:
 	VPSRLW       $0x03, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
 	VPBROADCASTD 24(DX), Y12
 	VMOVDQU      (AX), Y9
@@ -6091,11 +6091,11 @@ t3x16x2x1block:
 	VPSRLW       $0x04, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      (CX), Y9
 	VPSRLW       $0x06, Y9, Y9
@@ -6104,11 +6104,11 @@ t3x16x2x1block:
 	VPSRLW       $0x04, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
 	VPBROADCASTD 28(DX), Y12
 	VMOVDQU      32(AX), Y9
@@ -6118,11 +6118,11 @@ t3x16x2x1block:
 	VPSRLW       $0x05, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y3, Y11, Y11
+	VPMADDWD     Y0, Y11, Y11
 	VPADDD       Y11, Y7, Y7
 	VMOVDQU      32(CX), Y9
 	VPSRLW       $0x06, Y9, Y9
@@ -6131,19 +6131,19 @@ t3x16x2x1block:
 	VPSRLW       $0x05, Y11, Y11
 	VPAND        thirdBits<>+0(SB), Y11, Y11
 	VPOR         Y11, Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y12, Y11
 	VPMADDUBSW   Y11, Y10, Y11
-	VPMADDWD     Y4, Y11, Y11
+	VPMADDWD     Y1, Y11, Y11
 	VPADDD       Y11, Y8, Y8
-	VBROADCASTSS (BX), Y3
+	VBROADCASTSS (BX), Y0
 	VCVTDQ2PS    Y7, Y7
-	VMULPS       Y3, Y1, Y4
-	VFMADD231PS  Y7, Y4, Y5
+	VMULPS       Y0, Y3, Y1
+	VFMADD231PS  Y7, Y1, Y5
 	VCVTDQ2PS    Y8, Y8
-	VMULPS       Y3, Y2, Y4
-	VFMADD231PS  Y8, Y4, Y6
+	VMULPS       Y0, Y4, Y1
+	VFMADD231PS  Y8, Y1, Y6
 	ADDQ         $0x00000060, AX
 	ADDQ         $0x00000060, CX
 	ADDQ         $0x20, DX
@@ -6172,19 +6172,19 @@ TEXT ·avx2Table3x16x1x4(SB), NOSPLIT, $128-80
 	MOVQ           BX, DI
 	SHLQ           $0x02, DI
 	MOVQ           groups+64(FP), R8
-	VXORPS         Y3, Y3, Y3
 	VXORPS         Y4, Y4, Y4
 	VXORPS         Y5, Y5, Y5
 	VXORPS         Y6, Y6, Y6
+	VXORPS         Y7, Y7, Y7
 	MOVQ           table+72(FP), R9
-	VBROADCASTI128 (R9), Y0
+	VBROADCASTI128 (R9), Y2
 
 t3x16x1x4span:
 	MOVQ      span+56(FP), R10
 	CMPQ      R10, BX
 	CMOVQGT   BX, R10
 	SUBQ      R10, BX
-	VCVTPH2PS (AX), Y1
+	VCVTPH2PS (AX), Y3
 	ADDQ      $0x10, AX
 	MOVQ      $0x0000000000000010, R11
 	CMPQ      R11, R8
@@ -6199,16 +6199,16 @@ t3x16x1x4span:
 	LEAQ      (SP), R9
 
 t3x16x1x4spread0:
-	VPERMQ       $0x50, (AX), Y2
-	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
-	VPAND        lowNibbles<>+0(SB), Y2, Y2
-	VPBROADCASTQ (R12), Y7
-	VPSRLVQ      pairShifts<>+0(SB), Y7, Y7
-	VPAND        lowPairs<>+0(SB), Y7, Y7
-	VPSLLW       $0x04, Y7, Y7
-	VPOR         Y7, Y2, Y2
-	VPSUBB       subBias<>+0(SB), Y2, Y2
-	VMOVDQU      Y2, (R9)
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R12), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R9)
 	ADDQ         $0x10, AX
 	ADDQ         $0x08, R12
 	ADDQ         $0x20, R9
@@ -6219,9 +6219,9 @@ t3x16x1x4spread0:
 
 t3x16x1x4block:
 	LEAQ         (CX)(SI*2), R11
-	VPBROADCASTQ (R9), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (R9), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, R9
 	VMOVDQU      (AX), Y11
 	VPAND        twoBits<>+0(SB), Y11, Y11
@@ -6229,51 +6229,51 @@ t3x16x1x4block:
 	VPSLLW       $0x02, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD (CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y7
+	VPMADDWD     Y0, Y13, Y1
 	VPBROADCASTD (CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y8
+	VPMADDWD     Y0, Y13, Y8
 	VPBROADCASTD (CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y9
+	VPMADDWD     Y0, Y13, Y9
 	VPBROADCASTD (R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y10
+	VPMADDWD     Y0, Y13, Y10
 	VMOVDQU      32(AX), Y11
 	VPAND        twoBits<>+0(SB), Y11, Y11
 	VMOVDQU      64(AX), Y13
 	VPSLLW       $0x01, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 4(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 4(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 4(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 4(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      (AX), Y11
 	VPSRLW       $0x02, Y11, Y11
@@ -6281,27 +6281,27 @@ t3x16x1x4block:
 	VMOVDQU      64(AX), Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 8(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 8(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 8(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 8(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      32(AX), Y11
 	VPSRLW       $0x02, Y11, Y11
@@ -6310,31 +6310,31 @@ t3x16x1x4block:
 	VPSRLW       $0x01, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 12(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 12(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 12(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 12(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
-	VPBROADCASTQ (R9), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (R9), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, R9
 	VMOVDQU      (AX), Y11
 	VPSRLW       $0x04, Y11, Y11
@@ -6343,27 +6343,27 @@ t3x16x1x4block:
 	VPSRLW       $0x02, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 16(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 16(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 16(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 16(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      32(AX), Y11
 	VPSRLW       $0x04, Y11, Y11
@@ -6372,27 +6372,27 @@ t3x16x1x4block:
 	VPSRLW       $0x03, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 20(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 20(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 20(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 20(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      (AX), Y11
 	VPSRLW       $0x06, Y11, Y11
@@ -6401,27 +6401,27 @@ t3x16x1x4block:
 	VPSRLW       $0x04, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 24(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 24(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 24(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 24(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      32(AX), Y11
 	VPSRLW       $0x06, Y11, Y11
@@ -6430,45 +6430,45 @@ t3x16x1x4block:
 	VPSRLW       $0x05, Y13, Y13
 	VPAND        thirdBits<>+0(SB), Y13, Y13
 	VPOR         Y13, Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 28(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 28(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 28(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 28(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	LEAQ         (DX)(DI*2), R11
-	VBROADCASTSS (DX), Y2
-	VCVTDQ2PS    Y7, Y7
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y7, Y2, Y3
-	VBROADCASTSS (DX)(DI*1), Y2
+	VBROADCASTSS (DX), Y0
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y1, Y0, Y4
+	VBROADCASTSS (DX)(DI*1), Y0
 	VCVTDQ2PS    Y8, Y8
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y8, Y2, Y4
-	VBROADCASTSS (DX)(DI*2), Y2
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y8, Y0, Y5
+	VBROADCASTSS (DX)(DI*2), Y0
 	VCVTDQ2PS    Y9, Y9
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y9, Y2, Y5
-	VBROADCASTSS (R11)(DI*1), Y2
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y9, Y0, Y6
+	VBROADCASTSS (R11)(DI*1), Y0
 	VCVTDQ2PS    Y10, Y10
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y10, Y2, Y6
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y10, Y0, Y7
 	ADDQ         $0x00000060, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
@@ -6478,13 +6478,13 @@ t3x16x1x4block:
 	JNE          t3x16x1x4span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y3, (AX)
-	ADDQ         CX, AX
 	VMOVUPS      Y4, (AX)
 	ADDQ         CX, AX
 	VMOVUPS      Y5, (AX)
 	ADDQ         CX, AX
 	VMOVUPS      Y6, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y7, (AX)
 	VZEROUPPER
 	RET
 
@@ -7060,16 +7060,16 @@ TEXT ·avx2Table4x32x1x1(SB), NOSPLIT, $128-80
 	MOVQ           scale+40(FP), DX
 	MOVQ           blocks+48(FP), BX
 	MOVQ           groups+64(FP), SI
-	VXORPS         Y3, Y3, Y3
+	VXORPS         Y4, Y4, Y4
 	MOVQ           table+72(FP), DI
-	VBROADCASTI128 (DI), Y0
+	VBROADCASTI128 (DI), Y2
 
 t4x32x1x1span:
 	MOVQ      span+56(FP), R8
 	CMPQ      R8, BX
 	CMOVQGT   BX, R8
 	SUBQ      R8, BX
-	VCVTPH2PS (AX), Y1
+	VCVTPH2PS (AX), Y3
 	ADDQ      $0x10, AX
 	MOVQ      $0x0000000000000008, R9
 	CMPQ      R9, SI
@@ -7084,16 +7084,16 @@ t4x32x1x1span:
 	LEAQ      (SP), DI
 
 t4x32x1x1spread0:
-	VPERMQ       $0x50, (AX), Y2
-	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
-	VPAND        lowNibbles<>+0(SB), Y2, Y2
-	VPBROADCASTQ (R10), Y4
-	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
-	VPAND        lowPairs<>+0(SB), Y4, Y4
-	VPSLLW       $0x04, Y4, Y4
-	VPOR         Y4, Y2, Y2
-	VPSUBB       subBias<>+0(SB), Y2, Y2
-	VMOVDQU      Y2, (DI)
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R10), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
 	ADDQ         $0x10, AX
 	ADDQ         $0x08, R10
 	ADDQ         $0x20, DI
@@ -7105,89 +7105,89 @@ t4x32x1x1spread0:
 t4x32x1x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
-	VPBROADCASTQ (DI), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (DI), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, DI
 	VMOVDQU      (AX), Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD (CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y4
+	VPMADDWD     Y0, Y5, Y1
 	VMOVDQU      32(AX), Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 4(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
 	VMOVDQU      64(AX), Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 8(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
 	VMOVDQU      96(AX), Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 12(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
 	VMOVDQU      (AX), Y5
 	VPSRLW       $0x04, Y5, Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 16(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
 	VMOVDQU      32(AX), Y5
 	VPSRLW       $0x04, Y5, Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 20(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
 	VMOVDQU      64(AX), Y5
 	VPSRLW       $0x04, Y5, Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 24(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
 	VMOVDQU      96(AX), Y5
 	VPSRLW       $0x04, Y5, Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 28(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
-	VBROADCASTSS (DX), Y2
-	VCVTDQ2PS    Y4, Y4
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y4, Y2, Y3
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
+	VBROADCASTSS (DX), Y0
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y1, Y0, Y4
 	ADDQ         $0x00000080, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
@@ -7197,7 +7197,7 @@ t4x32x1x1block:
 	JNE          t4x32x1x1span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y3, (AX)
+	VMOVUPS      Y4, (AX)
 	VZEROUPPER
 	RET
 
@@ -7214,16 +7214,16 @@ TEXT ·avx2Table4x32x2x1(SB), NOSPLIT, $256-80
 	VXORPS         Y5, Y5, Y5
 	VXORPS         Y6, Y6, Y6
 	MOVQ           table+72(FP), R8
-	VBROADCASTI128 (R8), Y0
+	VBROADCASTI128 (R8), Y2
 
 t4x32x2x1span:
 	MOVQ      span+56(FP), R9
 	CMPQ      R9, SI
 	CMOVQGT   SI, R9
 	SUBQ      R9, SI
-	VCVTPH2PS (AX), Y1
+	VCVTPH2PS (AX), Y3
 	ADDQ      $0x10, AX
-	VCVTPH2PS (CX), Y2
+	VCVTPH2PS (CX), Y4
 	ADDQ      $0x10, CX
 	MOVQ      $0x0000000000000008, R8
 	CMPQ      R8, DI
@@ -7239,16 +7239,16 @@ t4x32x2x1span:
 	MOVQ      R10, R13
 
 t4x32x2x1spread0:
-	VPERMQ       $0x50, (AX), Y3
-	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
-	VPAND        lowNibbles<>+0(SB), Y3, Y3
-	VPBROADCASTQ (R12), Y4
-	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
-	VPAND        lowPairs<>+0(SB), Y4, Y4
-	VPSLLW       $0x04, Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSUBB       subBias<>+0(SB), Y3, Y3
-	VMOVDQU      Y3, (R8)
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R12), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R8)
 	ADDQ         $0x10, AX
 	ADDQ         $0x08, R12
 	ADDQ         $0x20, R8
@@ -7259,16 +7259,16 @@ t4x32x2x1spread0:
 	LEAQ         128(SP), R8
 
 t4x32x2x1spread1:
-	VPERMQ       $0x50, (CX), Y3
-	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
-	VPAND        lowNibbles<>+0(SB), Y3, Y3
-	VPBROADCASTQ (R11), Y4
-	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
-	VPAND        lowPairs<>+0(SB), Y4, Y4
-	VPSLLW       $0x04, Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSUBB       subBias<>+0(SB), Y3, Y3
-	VMOVDQU      Y3, (R8)
+	VPERMQ       $0x50, (CX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R11), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R8)
 	ADDQ         $0x10, CX
 	ADDQ         $0x08, R11
 	ADDQ         $0x20, R8
@@ -7282,162 +7282,162 @@ t4x32x2x1block:
 	PREFETCHT0   2112(AX)
 	PREFETCHT0   2048(CX)
 	PREFETCHT0   2112(CX)
-	VPBROADCASTQ (R8), Y3
-	VPSHUFB      subPairs<>+0(SB), Y3, Y3
-	VPSRAW       $0x08, Y3, Y3
-	VPBROADCASTQ 128(R8), Y4
-	VPSHUFB      subPairs<>+0(SB), Y4, Y4
-	VPSRAW       $0x08, Y4, Y4
+	VPBROADCASTQ (R8), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
+	VPBROADCASTQ 128(R8), Y1
+	VPSHUFB      subPairs<>+0(SB), Y1, Y1
+	VPSRAW       $0x08, Y1, Y1
 	ADDQ         $0x08, R8
 	VPBROADCASTD (DX), Y11
 	VMOVDQU      (AX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y7
+	VPMADDWD     Y0, Y9, Y7
 	VMOVDQU      (CX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y8
+	VPMADDWD     Y1, Y9, Y8
 	VPBROADCASTD 4(DX), Y11
 	VMOVDQU      32(AX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      32(CX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
 	VPBROADCASTD 8(DX), Y11
 	VMOVDQU      64(AX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      64(CX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
 	VPBROADCASTD 12(DX), Y11
 	VMOVDQU      96(AX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      96(CX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
 	VPBROADCASTD 16(DX), Y11
 	VMOVDQU      (AX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      (CX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
 	VPBROADCASTD 20(DX), Y11
 	VMOVDQU      32(AX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      32(CX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
 	VPBROADCASTD 24(DX), Y11
 	VMOVDQU      64(AX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      64(CX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
 	VPBROADCASTD 28(DX), Y11
 	VMOVDQU      96(AX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      96(CX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
-	VBROADCASTSS (BX), Y3
+	VBROADCASTSS (BX), Y0
 	VCVTDQ2PS    Y7, Y7
-	VMULPS       Y3, Y1, Y4
-	VFMADD231PS  Y7, Y4, Y5
+	VMULPS       Y0, Y3, Y1
+	VFMADD231PS  Y7, Y1, Y5
 	VCVTDQ2PS    Y8, Y8
-	VMULPS       Y3, Y2, Y4
-	VFMADD231PS  Y8, Y4, Y6
+	VMULPS       Y0, Y4, Y1
+	VFMADD231PS  Y8, Y1, Y6
 	ADDQ         $0x00000080, AX
 	ADDQ         $0x00000080, CX
 	ADDQ         $0x20, DX
@@ -7466,19 +7466,19 @@ TEXT ·avx2Table4x32x1x4(SB), NOSPLIT, $128-80
 	MOVQ           BX, DI
 	SHLQ           $0x02, DI
 	MOVQ           groups+64(FP), R8
-	VXORPS         Y3, Y3, Y3
 	VXORPS         Y4, Y4, Y4
 	VXORPS         Y5, Y5, Y5
 	VXORPS         Y6, Y6, Y6
+	VXORPS         Y7, Y7, Y7
 	MOVQ           table+72(FP), R9
-	VBROADCASTI128 (R9), Y0
+	VBROADCASTI128 (R9), Y2
 
 t4x32x1x4span:
 	MOVQ      span+56(FP), R10
 	CMPQ      R10, BX
 	CMOVQGT   BX, R10
 	SUBQ      R10, BX
-	VCVTPH2PS (AX), Y1
+	VCVTPH2PS (AX), Y3
 	ADDQ      $0x10, AX
 	MOVQ      $0x0000000000000008, R11
 	CMPQ      R11, R8
@@ -7493,16 +7493,16 @@ t4x32x1x4span:
 	LEAQ      (SP), R9
 
 t4x32x1x4spread0:
-	VPERMQ       $0x50, (AX), Y2
-	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
-	VPAND        lowNibbles<>+0(SB), Y2, Y2
-	VPBROADCASTQ (R12), Y7
-	VPSRLVQ      pairShifts<>+0(SB), Y7, Y7
-	VPAND        lowPairs<>+0(SB), Y7, Y7
-	VPSLLW       $0x04, Y7, Y7
-	VPOR         Y7, Y2, Y2
-	VPSUBB       subBias<>+0(SB), Y2, Y2
-	VMOVDQU      Y2, (R9)
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R12), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R9)
 	ADDQ         $0x10, AX
 	ADDQ         $0x08, R12
 	ADDQ         $0x20, R9
@@ -7513,219 +7513,219 @@ t4x32x1x4spread0:
 
 t4x32x1x4block:
 	LEAQ         (CX)(SI*2), R11
-	VPBROADCASTQ (R9), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (R9), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, R9
 	VMOVDQU      (AX), Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD (CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y7
+	VPMADDWD     Y0, Y13, Y1
 	VPBROADCASTD (CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y8
+	VPMADDWD     Y0, Y13, Y8
 	VPBROADCASTD (CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y9
+	VPMADDWD     Y0, Y13, Y9
 	VPBROADCASTD (R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y10
+	VPMADDWD     Y0, Y13, Y10
 	VMOVDQU      32(AX), Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 4(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 4(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 4(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 4(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      64(AX), Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 8(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 8(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 8(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 8(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      96(AX), Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 12(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 12(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 12(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 12(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      (AX), Y11
 	VPSRLW       $0x04, Y11, Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 16(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 16(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 16(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 16(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      32(AX), Y11
 	VPSRLW       $0x04, Y11, Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 20(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 20(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 20(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 20(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      64(AX), Y11
 	VPSRLW       $0x04, Y11, Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 24(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 24(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 24(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 24(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      96(AX), Y11
 	VPSRLW       $0x04, Y11, Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 28(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 28(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 28(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 28(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	LEAQ         (DX)(DI*2), R11
-	VBROADCASTSS (DX), Y2
-	VCVTDQ2PS    Y7, Y7
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y7, Y2, Y3
-	VBROADCASTSS (DX)(DI*1), Y2
+	VBROADCASTSS (DX), Y0
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y1, Y0, Y4
+	VBROADCASTSS (DX)(DI*1), Y0
 	VCVTDQ2PS    Y8, Y8
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y8, Y2, Y4
-	VBROADCASTSS (DX)(DI*2), Y2
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y8, Y0, Y5
+	VBROADCASTSS (DX)(DI*2), Y0
 	VCVTDQ2PS    Y9, Y9
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y9, Y2, Y5
-	VBROADCASTSS (R11)(DI*1), Y2
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y9, Y0, Y6
+	VBROADCASTSS (R11)(DI*1), Y0
 	VCVTDQ2PS    Y10, Y10
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y10, Y2, Y6
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y10, Y0, Y7
 	ADDQ         $0x00000080, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
@@ -7735,13 +7735,13 @@ t4x32x1x4block:
 	JNE          t4x32x1x4span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y3, (AX)
-	ADDQ         CX, AX
 	VMOVUPS      Y4, (AX)
 	ADDQ         CX, AX
 	VMOVUPS      Y5, (AX)
 	ADDQ         CX, AX
 	VMOVUPS      Y6, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y7, (AX)
 	VZEROUPPER
 	RET
 
@@ -7753,16 +7753,16 @@ TEXT ·avx2Table4x16x1x1(SB), NOSPLIT, $128-80
 	MOVQ           scale+40(FP), DX
 	MOVQ           blocks+48(FP), BX
 	MOVQ           groups+64(FP), SI
-	VXORPS         Y3, Y3, Y3
+	VXORPS         Y4, Y4, Y4
 	MOVQ           table+72(FP), DI
-	VBROADCASTI128 (DI), Y0
+	VBROADCASTI128 (DI), Y2
 
 t4x16x1x1span:
 	MOVQ      span+56(FP), R8
 	CMPQ      R8, BX
 	CMOVQGT   BX, R8
 	SUBQ      R8, BX
-	VCVTPH2PS (AX), Y1
+	VCVTPH2PS (AX), Y3
 	ADDQ      $0x10, AX
 	MOVQ      $0x0000000000000010, R9
 	CMPQ      R9, SI
@@ -7777,16 +7777,16 @@ t4x16x1x1span:
 	LEAQ      (SP), DI
 
 t4x16x1x1spread0:
-	VPERMQ       $0x50, (AX), Y2
-	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
-	VPAND        lowNibbles<>+0(SB), Y2, Y2
-	VPBROADCASTQ (R10), Y4
-	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
-	VPAND        lowPairs<>+0(SB), Y4, Y4
-	VPSLLW       $0x04, Y4, Y4
-	VPOR         Y4, Y2, Y2
-	VPSUBB       subBias<>+0(SB), Y2, Y2
-	VMOVDQU      Y2, (DI)
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R10), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
 	ADDQ         $0x10, AX
 	ADDQ         $0x08, R10
 	ADDQ         $0x20, DI
@@ -7798,93 +7798,93 @@ t4x16x1x1spread0:
 t4x16x1x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
-	VPBROADCASTQ (DI), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (DI), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, DI
 	VMOVDQU      (AX), Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD (CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y4
+	VPMADDWD     Y0, Y5, Y1
 	VMOVDQU      32(AX), Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 4(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
 	VMOVDQU      64(AX), Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 8(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
 	VMOVDQU      96(AX), Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 12(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
-	VPBROADCASTQ (DI), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
+	VPBROADCASTQ (DI), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, DI
 	VMOVDQU      (AX), Y5
 	VPSRLW       $0x04, Y5, Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 16(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
 	VMOVDQU      32(AX), Y5
 	VPSRLW       $0x04, Y5, Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 20(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
 	VMOVDQU      64(AX), Y5
 	VPSRLW       $0x04, Y5, Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 24(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
 	VMOVDQU      96(AX), Y5
 	VPSRLW       $0x04, Y5, Y5
 	VPAND        nibbles<>+0(SB), Y5, Y5
-	VPSHUFB      Y5, Y0, Y5
+	VPSHUFB      Y5, Y2, Y5
 	VPABSB       Y5, Y6
 	VPBROADCASTD 28(CX), Y7
 	VPSIGNB      Y5, Y7, Y5
 	VPMADDUBSW   Y5, Y6, Y5
-	VPMADDWD     Y2, Y5, Y5
-	VPADDD       Y5, Y4, Y4
-	VBROADCASTSS (DX), Y2
-	VCVTDQ2PS    Y4, Y4
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y4, Y2, Y3
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
+	VBROADCASTSS (DX), Y0
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y1, Y0, Y4
 	ADDQ         $0x00000080, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
@@ -7894,7 +7894,7 @@ t4x16x1x1block:
 	JNE          t4x16x1x1span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y3, (AX)
+	VMOVUPS      Y4, (AX)
 	VZEROUPPER
 	RET
 
@@ -7911,16 +7911,16 @@ TEXT ·avx2Table4x16x2x1(SB), NOSPLIT, $256-80
 	VXORPS         Y5, Y5, Y5
 	VXORPS         Y6, Y6, Y6
 	MOVQ           table+72(FP), R8
-	VBROADCASTI128 (R8), Y0
+	VBROADCASTI128 (R8), Y2
 
 t4x16x2x1span:
 	MOVQ      span+56(FP), R9
 	CMPQ      R9, SI
 	CMOVQGT   SI, R9
 	SUBQ      R9, SI
-	VCVTPH2PS (AX), Y1
+	VCVTPH2PS (AX), Y3
 	ADDQ      $0x10, AX
-	VCVTPH2PS (CX), Y2
+	VCVTPH2PS (CX), Y4
 	ADDQ      $0x10, CX
 	MOVQ      $0x0000000000000010, R8
 	CMPQ      R8, DI
@@ -7936,16 +7936,16 @@ t4x16x2x1span:
 	MOVQ      R10, R13
 
 t4x16x2x1spread0:
-	VPERMQ       $0x50, (AX), Y3
-	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
-	VPAND        lowNibbles<>+0(SB), Y3, Y3
-	VPBROADCASTQ (R12), Y4
-	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
-	VPAND        lowPairs<>+0(SB), Y4, Y4
-	VPSLLW       $0x04, Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSUBB       subBias<>+0(SB), Y3, Y3
-	VMOVDQU      Y3, (R8)
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R12), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R8)
 	ADDQ         $0x10, AX
 	ADDQ         $0x08, R12
 	ADDQ         $0x20, R8
@@ -7956,16 +7956,16 @@ t4x16x2x1spread0:
 	LEAQ         128(SP), R8
 
 t4x16x2x1spread1:
-	VPERMQ       $0x50, (CX), Y3
-	VPSRLVQ      nibbleShifts<>+0(SB), Y3, Y3
-	VPAND        lowNibbles<>+0(SB), Y3, Y3
-	VPBROADCASTQ (R11), Y4
-	VPSRLVQ      pairShifts<>+0(SB), Y4, Y4
-	VPAND        lowPairs<>+0(SB), Y4, Y4
-	VPSLLW       $0x04, Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSUBB       subBias<>+0(SB), Y3, Y3
-	VMOVDQU      Y3, (R8)
+	VPERMQ       $0x50, (CX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R11), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R8)
 	ADDQ         $0x10, CX
 	ADDQ         $0x08, R11
 	ADDQ         $0x20, R8
@@ -7979,169 +7979,169 @@ t4x16x2x1block:
 	PREFETCHT0   2112(AX)
 	PREFETCHT0   2048(CX)
 	PREFETCHT0   2112(CX)
-	VPBROADCASTQ (R8), Y3
-	VPSHUFB      subPairs<>+0(SB), Y3, Y3
-	VPSRAW       $0x08, Y3, Y3
-	VPBROADCASTQ 128(R8), Y4
-	VPSHUFB      subPairs<>+0(SB), Y4, Y4
-	VPSRAW       $0x08, Y4, Y4
+	VPBROADCASTQ (R8), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
+	VPBROADCASTQ 128(R8), Y1
+	VPSHUFB      subPairs<>+0(SB), Y1, Y1
+	VPSRAW       $0x08, Y1, Y1
 	ADDQ         $0x08, R8
 	VPBROADCASTD (DX), Y11
 	VMOVDQU      (AX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y7
+	VPMADDWD     Y0, Y9, Y7
 	VMOVDQU      (CX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y8
+	VPMADDWD     Y1, Y9, Y8
 	VPBROADCASTD 4(DX), Y11
 	VMOVDQU      32(AX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      32(CX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
 	VPBROADCASTD 8(DX), Y11
 	VMOVDQU      64(AX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      64(CX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
 	VPBROADCASTD 12(DX), Y11
 	VMOVDQU      96(AX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      96(CX), Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
-	VPBROADCASTQ (R8), Y3
-	VPSHUFB      subPairs<>+0(SB), Y3, Y3
-	VPSRAW       $0x08, Y3, Y3
-	VPBROADCASTQ 128(R8), Y4
-	VPSHUFB      subPairs<>+0(SB), Y4, Y4
-	VPSRAW       $0x08, Y4, Y4
+	VPBROADCASTQ (R8), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
+	VPBROADCASTQ 128(R8), Y1
+	VPSHUFB      subPairs<>+0(SB), Y1, Y1
+	VPSRAW       $0x08, Y1, Y1
 	ADDQ         $0x08, R8
 	VPBROADCASTD 16(DX), Y11
 	VMOVDQU      (AX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      (CX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
 	VPBROADCASTD 20(DX), Y11
 	VMOVDQU      32(AX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      32(CX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
 	VPBROADCASTD 24(DX), Y11
 	VMOVDQU      64(AX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      64(CX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
 	VPBROADCASTD 28(DX), Y11
 	VMOVDQU      96(AX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y3, Y9, Y9
+	VPMADDWD     Y0, Y9, Y9
 	VPADDD       Y9, Y7, Y7
 	VMOVDQU      96(CX), Y9
 	VPSRLW       $0x04, Y9, Y9
 	VPAND        nibbles<>+0(SB), Y9, Y9
-	VPSHUFB      Y9, Y0, Y9
+	VPSHUFB      Y9, Y2, Y9
 	VPABSB       Y9, Y10
 	VPSIGNB      Y9, Y11, Y9
 	VPMADDUBSW   Y9, Y10, Y9
-	VPMADDWD     Y4, Y9, Y9
+	VPMADDWD     Y1, Y9, Y9
 	VPADDD       Y9, Y8, Y8
-	VBROADCASTSS (BX), Y3
+	VBROADCASTSS (BX), Y0
 	VCVTDQ2PS    Y7, Y7
-	VMULPS       Y3, Y1, Y4
-	VFMADD231PS  Y7, Y4, Y5
+	VMULPS       Y0, Y3, Y1
+	VFMADD231PS  Y7, Y1, Y5
 	VCVTDQ2PS    Y8, Y8
-	VMULPS       Y3, Y2, Y4
-	VFMADD231PS  Y8, Y4, Y6
+	VMULPS       Y0, Y4, Y1
+	VFMADD231PS  Y8, Y1, Y6
 	ADDQ         $0x00000080, AX
 	ADDQ         $0x00000080, CX
 	ADDQ         $0x20, DX
@@ -8170,19 +8170,19 @@ TEXT ·avx2Table4x16x1x4(SB), NOSPLIT, $128-80
 	MOVQ           BX, DI
 	SHLQ           $0x02, DI
 	MOVQ           groups+64(FP), R8
-	VXORPS         Y3, Y3, Y3
 	VXORPS         Y4, Y4, Y4
 	VXORPS         Y5, Y5, Y5
 	VXORPS         Y6, Y6, Y6
+	VXORPS         Y7, Y7, Y7
 	MOVQ           table+72(FP), R9
-	VBROADCASTI128 (R9), Y0
+	VBROADCASTI128 (R9), Y2
 
 t4x16x1x4span:
 	MOVQ      span+56(FP), R10
 	CMPQ      R10, BX
 	CMOVQGT   BX, R10
 	SUBQ      R10, BX
-	VCVTPH2PS (AX), Y1
+	VCVTPH2PS (AX), Y3
 	ADDQ      $0x10, AX
 	MOVQ      $0x0000000000000010, R11
 	CMPQ      R11, R8
@@ -8197,16 +8197,16 @@ t4x16x1x4span:
 	LEAQ      (SP), R9
 
 t4x16x1x4spread0:
-	VPERMQ       $0x50, (AX), Y2
-	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
-	VPAND        lowNibbles<>+0(SB), Y2, Y2
-	VPBROADCASTQ (R12), Y7
-	VPSRLVQ      pairShifts<>+0(SB), Y7, Y7
-	VPAND        lowPairs<>+0(SB), Y7, Y7
-	VPSLLW       $0x04, Y7, Y7
-	VPOR         Y7, Y2, Y2
-	VPSUBB       subBias<>+0(SB), Y2, Y2
-	VMOVDQU      Y2, (R9)
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R12), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R9)
 	ADDQ         $0x10, AX
 	ADDQ         $0x08, R12
 	ADDQ         $0x20, R9
@@ -8217,223 +8217,223 @@ t4x16x1x4spread0:
 
 t4x16x1x4block:
 	LEAQ         (CX)(SI*2), R11
-	VPBROADCASTQ (R9), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (R9), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, R9
 	VMOVDQU      (AX), Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD (CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y7
+	VPMADDWD     Y0, Y13, Y1
 	VPBROADCASTD (CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y8
+	VPMADDWD     Y0, Y13, Y8
 	VPBROADCASTD (CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y9
+	VPMADDWD     Y0, Y13, Y9
 	VPBROADCASTD (R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y10
+	VPMADDWD     Y0, Y13, Y10
 	VMOVDQU      32(AX), Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 4(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 4(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 4(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 4(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      64(AX), Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 8(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 8(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 8(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 8(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      96(AX), Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 12(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 12(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 12(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 12(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
-	VPBROADCASTQ (R9), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (R9), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, R9
 	VMOVDQU      (AX), Y11
 	VPSRLW       $0x04, Y11, Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 16(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 16(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 16(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 16(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      32(AX), Y11
 	VPSRLW       $0x04, Y11, Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 20(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 20(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 20(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 20(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      64(AX), Y11
 	VPSRLW       $0x04, Y11, Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 24(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 24(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 24(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 24(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	VMOVDQU      96(AX), Y11
 	VPSRLW       $0x04, Y11, Y11
 	VPAND        nibbles<>+0(SB), Y11, Y11
-	VPSHUFB      Y11, Y0, Y11
+	VPSHUFB      Y11, Y2, Y11
 	VPABSB       Y11, Y12
 	VPBROADCASTD 28(CX), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
-	VPADDD       Y13, Y7, Y7
+	VPMADDWD     Y0, Y13, Y13
+	VPADDD       Y13, Y1, Y1
 	VPBROADCASTD 28(CX)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y8, Y8
 	VPBROADCASTD 28(CX)(SI*2), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y9, Y9
 	VPBROADCASTD 28(R11)(SI*1), Y13
 	VPSIGNB      Y11, Y13, Y13
 	VPMADDUBSW   Y13, Y12, Y13
-	VPMADDWD     Y2, Y13, Y13
+	VPMADDWD     Y0, Y13, Y13
 	VPADDD       Y13, Y10, Y10
 	LEAQ         (DX)(DI*2), R11
-	VBROADCASTSS (DX), Y2
-	VCVTDQ2PS    Y7, Y7
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y7, Y2, Y3
-	VBROADCASTSS (DX)(DI*1), Y2
+	VBROADCASTSS (DX), Y0
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y1, Y0, Y4
+	VBROADCASTSS (DX)(DI*1), Y0
 	VCVTDQ2PS    Y8, Y8
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y8, Y2, Y4
-	VBROADCASTSS (DX)(DI*2), Y2
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y8, Y0, Y5
+	VBROADCASTSS (DX)(DI*2), Y0
 	VCVTDQ2PS    Y9, Y9
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y9, Y2, Y5
-	VBROADCASTSS (R11)(DI*1), Y2
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y9, Y0, Y6
+	VBROADCASTSS (R11)(DI*1), Y0
 	VCVTDQ2PS    Y10, Y10
-	VMULPS       Y2, Y1, Y2
-	VFMADD231PS  Y10, Y2, Y6
+	VMULPS       Y0, Y3, Y0
+	VFMADD231PS  Y10, Y0, Y7
 	ADDQ         $0x00000080, AX
 	ADDQ         $0x20, CX
 	ADDQ         $0x04, DX
@@ -8443,13 +8443,2207 @@ t4x16x1x4block:
 	JNE          t4x16x1x4span
 	MOVQ         out+0(FP), AX
 	MOVQ         outStride+8(FP), CX
-	VMOVUPS      Y3, (AX)
-	ADDQ         CX, AX
 	VMOVUPS      Y4, (AX)
 	ADDQ         CX, AX
 	VMOVUPS      Y5, (AX)
 	ADDQ         CX, AX
 	VMOVUPS      Y6, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y7, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Table3x0x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·avx512Table3x0x1(SB), NOSPLIT, $8-96
+	MOVQ            data+16(FP), AX
+	MOVQ            q+32(FP), CX
+	MOVQ            scale+40(FP), DX
+	MOVQ            panelStride+24(FP), BX
+	ADDQ            AX, BX
+	MOVQ            sum+48(FP), SI
+	MOVQ            blocks+64(FP), DI
+	MOVQ            DI, (SP)
+	MOVL            $0x0f0f0f0f, DI
+	VPBROADCASTD    DI, Z0
+	MOVL            $0x03030303, DI
+	VPBROADCASTD    DI, Z1
+	MOVL            $0x04040404, DI
+	VPBROADCASTD    DI, Z2
+	MOVQ            table+88(FP), DI
+	VBROADCASTI32X4 (DI), Z0
+	MOVL            $0x80808080, DI
+	VPBROADCASTD    DI, Z3
+	VPXORD          Z3, Z0, Z0
+	MOVL            $0x43000000, DI
+	VPBROADCASTD    DI, Z3
+	VPXORD          Z4, Z4, Z4
+
+t512x3x0x1span:
+	VCVTPH2PS    (AX), Y7
+	VCVTPH2PS    (BX), Y8
+	VINSERTF64X4 $0x01, Y8, Z7, Z7
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, BX
+	MOVQ         span+72(FP), DI
+	CMPQ         DI, (SP)
+	CMOVQGT      (SP), DI
+	SUBQ         DI, (SP)
+
+t512x3x0x1block:
+	PREFETCHT0        2048(AX)
+	PREFETCHT0        2112(AX)
+	PREFETCHT0        2048(BX)
+	PREFETCHT0        2112(BX)
+	VPXORD            Z5, Z5, Z5
+	VPXORD            Z6, Z6, Z6
+	VMOVDQU32         64(AX), Y8
+	VINSERTI64X4      $0x01, 64(BX), Z8, Z8
+	VMOVDQU32         (AX), Y9
+	VINSERTI64X4      $0x01, (BX), Z9, Z9
+	VPANDD            Z1, Z9, Z12
+	VPSLLW            $0x02, Z8, Z11
+	VPANDD            Z2, Z11, Z11
+	VPORD             Z11, Z12, Z12
+	VPSHUFB           Z12, Z0, Z12
+	VPDPBUSD.BCST     (CX), Z12, Z5
+	VPSRLW            $0x02, Z9, Z12
+	VPANDD            Z1, Z12, Z12
+	VMOVDQA32         Z8, Z11
+	VPANDD            Z2, Z11, Z11
+	VPORD             Z11, Z12, Z12
+	VPSHUFB           Z12, Z0, Z12
+	VPDPBUSD.BCST     8(CX), Z12, Z5
+	VPSRLW            $0x04, Z9, Z12
+	VPANDD            Z1, Z12, Z12
+	VPSRLW            $0x02, Z8, Z11
+	VPANDD            Z2, Z11, Z11
+	VPORD             Z11, Z12, Z12
+	VPSHUFB           Z12, Z0, Z12
+	VPDPBUSD.BCST     16(CX), Z12, Z6
+	VPSRLW            $0x06, Z9, Z12
+	VPANDD            Z1, Z12, Z12
+	VPSRLW            $0x04, Z8, Z11
+	VPANDD            Z2, Z11, Z11
+	VPORD             Z11, Z12, Z12
+	VPSHUFB           Z12, Z0, Z12
+	VPDPBUSD.BCST     24(CX), Z12, Z6
+	VMOVDQU32         32(AX), Y10
+	VINSERTI64X4      $0x01, 32(BX), Z10, Z10
+	VPANDD            Z1, Z10, Z12
+	VPSLLW            $0x01, Z8, Z11
+	VPANDD            Z2, Z11, Z11
+	VPORD             Z11, Z12, Z12
+	VPSHUFB           Z12, Z0, Z12
+	VPDPBUSD.BCST     4(CX), Z12, Z5
+	VPSRLW            $0x02, Z10, Z12
+	VPANDD            Z1, Z12, Z12
+	VPSRLW            $0x01, Z8, Z11
+	VPANDD            Z2, Z11, Z11
+	VPORD             Z11, Z12, Z12
+	VPSHUFB           Z12, Z0, Z12
+	VPDPBUSD.BCST     12(CX), Z12, Z5
+	VPSRLW            $0x04, Z10, Z12
+	VPANDD            Z1, Z12, Z12
+	VPSRLW            $0x03, Z8, Z11
+	VPANDD            Z2, Z11, Z11
+	VPORD             Z11, Z12, Z12
+	VPSHUFB           Z12, Z0, Z12
+	VPDPBUSD.BCST     20(CX), Z12, Z6
+	VPSRLW            $0x06, Z10, Z12
+	VPANDD            Z1, Z12, Z12
+	VPSRLW            $0x05, Z8, Z11
+	VPANDD            Z2, Z11, Z11
+	VPORD             Z11, Z12, Z12
+	VPSHUFB           Z12, Z0, Z12
+	VPDPBUSD.BCST     28(CX), Z12, Z6
+	VPADDD            Z6, Z5, Z5
+	VCVTDQ2PS         Z5, Z5
+	VFNMADD231PS.BCST (SI), Z3, Z5
+	VMULPS.BCST       (DX), Z7, Z11
+	VFMADD231PS       Z5, Z11, Z4
+	ADDQ              $0x00000060, AX
+	ADDQ              $0x00000060, BX
+	ADDQ              $0x20, CX
+	ADDQ              $0x04, DX
+	ADDQ              $0x04, SI
+	DECQ              DI
+	JNE               t512x3x0x1block
+	CMPQ              (SP), $0x00
+	JNE               t512x3x0x1span
+	MOVQ              out+0(FP), AX
+	MOVQ              outStride+8(FP), CX
+	VMOVUPS           Z4, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Table3x0x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+TEXT ·avx512Table3x0x4(SB), NOSPLIT, $8-96
+	MOVQ            data+16(FP), AX
+	MOVQ            q+32(FP), CX
+	MOVQ            scale+40(FP), DX
+	MOVQ            panelStride+24(FP), BX
+	ADDQ            AX, BX
+	MOVQ            sum+48(FP), SI
+	MOVQ            blocks+64(FP), DI
+	MOVQ            DI, (SP)
+	MOVQ            DI, R8
+	SHLQ            $0x05, R8
+	SHLQ            $0x02, DI
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z0
+	MOVL            $0x03030303, R9
+	VPBROADCASTD    R9, Z1
+	MOVL            $0x04040404, R9
+	VPBROADCASTD    R9, Z2
+	MOVQ            table+88(FP), R9
+	VBROADCASTI32X4 (R9), Z0
+	MOVL            $0x80808080, R9
+	VPBROADCASTD    R9, Z3
+	VPXORD          Z3, Z0, Z0
+	MOVL            $0x43000000, R9
+	VPBROADCASTD    R9, Z3
+	VPXORD          Z4, Z4, Z4
+	VPXORD          Z5, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+
+t512x3x0x4span:
+	VCVTPH2PS    (AX), Y16
+	VCVTPH2PS    (BX), Y17
+	VINSERTF64X4 $0x01, Y17, Z16, Z16
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, BX
+	MOVQ         span+72(FP), R9
+	CMPQ         R9, (SP)
+	CMOVQGT      (SP), R9
+	SUBQ         R9, (SP)
+
+t512x3x0x4block:
+	VPXORD            Z8, Z8, Z8
+	VPXORD            Z9, Z9, Z9
+	VPXORD            Z10, Z10, Z10
+	VPXORD            Z11, Z11, Z11
+	VPXORD            Z12, Z12, Z12
+	VPXORD            Z13, Z13, Z13
+	VPXORD            Z14, Z14, Z14
+	VPXORD            Z15, Z15, Z15
+	LEAQ              (CX)(R8*2), R10
+	VMOVDQU32         64(AX), Y17
+	VINSERTI64X4      $0x01, 64(BX), Z17, Z17
+	VMOVDQU32         (AX), Y18
+	VINSERTI64X4      $0x01, (BX), Z18, Z18
+	VPANDD            Z1, Z18, Z21
+	VPSLLW            $0x02, Z17, Z20
+	VPANDD            Z2, Z20, Z20
+	VPORD             Z20, Z21, Z21
+	VPSHUFB           Z21, Z0, Z21
+	VPDPBUSD.BCST     (CX), Z21, Z8
+	VPDPBUSD.BCST     (CX)(R8*1), Z21, Z9
+	VPDPBUSD.BCST     (CX)(R8*2), Z21, Z10
+	VPDPBUSD.BCST     (R10)(R8*1), Z21, Z11
+	VPSRLW            $0x02, Z18, Z21
+	VPANDD            Z1, Z21, Z21
+	VMOVDQA32         Z17, Z20
+	VPANDD            Z2, Z20, Z20
+	VPORD             Z20, Z21, Z21
+	VPSHUFB           Z21, Z0, Z21
+	VPDPBUSD.BCST     8(CX), Z21, Z8
+	VPDPBUSD.BCST     8(CX)(R8*1), Z21, Z9
+	VPDPBUSD.BCST     8(CX)(R8*2), Z21, Z10
+	VPDPBUSD.BCST     8(R10)(R8*1), Z21, Z11
+	VPSRLW            $0x04, Z18, Z21
+	VPANDD            Z1, Z21, Z21
+	VPSRLW            $0x02, Z17, Z20
+	VPANDD            Z2, Z20, Z20
+	VPORD             Z20, Z21, Z21
+	VPSHUFB           Z21, Z0, Z21
+	VPDPBUSD.BCST     16(CX), Z21, Z12
+	VPDPBUSD.BCST     16(CX)(R8*1), Z21, Z13
+	VPDPBUSD.BCST     16(CX)(R8*2), Z21, Z14
+	VPDPBUSD.BCST     16(R10)(R8*1), Z21, Z15
+	VPSRLW            $0x06, Z18, Z21
+	VPANDD            Z1, Z21, Z21
+	VPSRLW            $0x04, Z17, Z20
+	VPANDD            Z2, Z20, Z20
+	VPORD             Z20, Z21, Z21
+	VPSHUFB           Z21, Z0, Z21
+	VPDPBUSD.BCST     24(CX), Z21, Z12
+	VPDPBUSD.BCST     24(CX)(R8*1), Z21, Z13
+	VPDPBUSD.BCST     24(CX)(R8*2), Z21, Z14
+	VPDPBUSD.BCST     24(R10)(R8*1), Z21, Z15
+	VMOVDQU32         32(AX), Y19
+	VINSERTI64X4      $0x01, 32(BX), Z19, Z19
+	VPANDD            Z1, Z19, Z21
+	VPSLLW            $0x01, Z17, Z20
+	VPANDD            Z2, Z20, Z20
+	VPORD             Z20, Z21, Z21
+	VPSHUFB           Z21, Z0, Z21
+	VPDPBUSD.BCST     4(CX), Z21, Z8
+	VPDPBUSD.BCST     4(CX)(R8*1), Z21, Z9
+	VPDPBUSD.BCST     4(CX)(R8*2), Z21, Z10
+	VPDPBUSD.BCST     4(R10)(R8*1), Z21, Z11
+	VPSRLW            $0x02, Z19, Z21
+	VPANDD            Z1, Z21, Z21
+	VPSRLW            $0x01, Z17, Z20
+	VPANDD            Z2, Z20, Z20
+	VPORD             Z20, Z21, Z21
+	VPSHUFB           Z21, Z0, Z21
+	VPDPBUSD.BCST     12(CX), Z21, Z8
+	VPDPBUSD.BCST     12(CX)(R8*1), Z21, Z9
+	VPDPBUSD.BCST     12(CX)(R8*2), Z21, Z10
+	VPDPBUSD.BCST     12(R10)(R8*1), Z21, Z11
+	VPSRLW            $0x04, Z19, Z21
+	VPANDD            Z1, Z21, Z21
+	VPSRLW            $0x03, Z17, Z20
+	VPANDD            Z2, Z20, Z20
+	VPORD             Z20, Z21, Z21
+	VPSHUFB           Z21, Z0, Z21
+	VPDPBUSD.BCST     20(CX), Z21, Z12
+	VPDPBUSD.BCST     20(CX)(R8*1), Z21, Z13
+	VPDPBUSD.BCST     20(CX)(R8*2), Z21, Z14
+	VPDPBUSD.BCST     20(R10)(R8*1), Z21, Z15
+	VPSRLW            $0x06, Z19, Z21
+	VPANDD            Z1, Z21, Z21
+	VPSRLW            $0x05, Z17, Z20
+	VPANDD            Z2, Z20, Z20
+	VPORD             Z20, Z21, Z21
+	VPSHUFB           Z21, Z0, Z21
+	VPDPBUSD.BCST     28(CX), Z21, Z12
+	VPDPBUSD.BCST     28(CX)(R8*1), Z21, Z13
+	VPDPBUSD.BCST     28(CX)(R8*2), Z21, Z14
+	VPDPBUSD.BCST     28(R10)(R8*1), Z21, Z15
+	LEAQ              (DX)(DI*2), R10
+	LEAQ              (SI)(DI*2), R11
+	VPADDD            Z12, Z8, Z8
+	VCVTDQ2PS         Z8, Z8
+	VFNMADD231PS.BCST (SI), Z3, Z8
+	VMULPS.BCST       (DX), Z16, Z20
+	VFMADD231PS       Z8, Z20, Z4
+	VPADDD            Z13, Z9, Z9
+	VCVTDQ2PS         Z9, Z9
+	VFNMADD231PS.BCST (SI)(DI*1), Z3, Z9
+	VMULPS.BCST       (DX)(DI*1), Z16, Z20
+	VFMADD231PS       Z9, Z20, Z5
+	VPADDD            Z14, Z10, Z10
+	VCVTDQ2PS         Z10, Z10
+	VFNMADD231PS.BCST (SI)(DI*2), Z3, Z10
+	VMULPS.BCST       (DX)(DI*2), Z16, Z20
+	VFMADD231PS       Z10, Z20, Z6
+	VPADDD            Z15, Z11, Z11
+	VCVTDQ2PS         Z11, Z11
+	VFNMADD231PS.BCST (R11)(DI*1), Z3, Z11
+	VMULPS.BCST       (R10)(DI*1), Z16, Z20
+	VFMADD231PS       Z11, Z20, Z7
+	ADDQ              $0x00000060, AX
+	ADDQ              $0x00000060, BX
+	ADDQ              $0x20, CX
+	ADDQ              $0x04, DX
+	ADDQ              $0x04, SI
+	DECQ              R9
+	JNE               t512x3x0x4block
+	CMPQ              (SP), $0x00
+	JNE               t512x3x0x4span
+	MOVQ              out+0(FP), AX
+	MOVQ              outStride+8(FP), CX
+	VMOVUPS           Z4, (AX)
+	ADDQ              CX, AX
+	VMOVUPS           Z5, (AX)
+	ADDQ              CX, AX
+	VMOVUPS           Z6, (AX)
+	ADDQ              CX, AX
+	VMOVUPS           Z7, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Table3x32x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·avx512Table3x32x1(SB), NOSPLIT, $272-96
+	MOVQ            data+16(FP), AX
+	MOVQ            q+32(FP), CX
+	MOVQ            scale+40(FP), DX
+	MOVQ            panelStride+24(FP), BX
+	ADDQ            AX, BX
+	MOVQ            sum+48(FP), SI
+	MOVQ            blocks+64(FP), DI
+	MOVQ            DI, (SP)
+	MOVQ            groups+80(FP), DI
+	MOVQ            DI, 8(SP)
+	MOVL            $0x0f0f0f0f, DI
+	VPBROADCASTD    DI, Z0
+	MOVL            $0x03030303, DI
+	VPBROADCASTD    DI, Z3
+	MOVL            $0x04040404, DI
+	VPBROADCASTD    DI, Z4
+	MOVQ            table+88(FP), DI
+	VBROADCASTI32X4 (DI), Z2
+	MOVL            $0x80808080, DI
+	VPBROADCASTD    DI, Z0
+	VPXORD          Z0, Z2, Z2
+	MOVL            $0x43000000, DI
+	VPBROADCASTD    DI, Z5
+	VPXORD          Z6, Z6, Z6
+
+t512x3x32x1span:
+	VCVTPH2PS    (AX), Y9
+	VCVTPH2PS    (BX), Y0
+	VINSERTF64X4 $0x01, Y0, Z9, Z9
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, BX
+	MOVQ         $0x0000000000000008, DI
+	CMPQ         DI, 8(SP)
+	CMOVQGT      8(SP), DI
+	SUBQ         DI, 8(SP)
+	LEAQ         1(DI), R9
+	SHRQ         $0x01, R9
+	SHLQ         $0x03, R9
+	LEAQ         3(DI), R8
+	SHRQ         $0x02, R8
+	LEAQ         (AX)(R9*1), R10
+	LEAQ         16(SP), DI
+	MOVQ         R8, R11
+
+t512x3x32x1spread0:
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R10), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R10
+	ADDQ         $0x20, DI
+	DECQ         R11
+	JNE          t512x3x32x1spread0
+	MOVQ         R10, AX
+	LEAQ         (BX)(R9*1), R9
+	LEAQ         144(SP), DI
+
+t512x3x32x1spread1:
+	VPERMQ       $0x50, (BX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R9), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, BX
+	ADDQ         $0x08, R9
+	ADDQ         $0x20, DI
+	DECQ         R8
+	JNE          t512x3x32x1spread1
+	MOVQ         R9, BX
+	LEAQ         16(SP), DI
+	MOVQ         span+72(FP), R8
+	CMPQ         R8, (SP)
+	CMOVQGT      (SP), R8
+	SUBQ         R8, (SP)
+
+t512x3x32x1block:
+	PREFETCHT0        2048(AX)
+	PREFETCHT0        2112(AX)
+	PREFETCHT0        2048(BX)
+	PREFETCHT0        2112(BX)
+	VMOVQ             (DI), X0
+	VPINSRQ           $0x01, 128(DI), X0, X0
+	VPMOVSXBD         X0, Z0
+	ADDQ              $0x08, DI
+	VPXORD            Z7, Z7, Z7
+	VPXORD            Z8, Z8, Z8
+	VMOVDQU32         64(AX), Y1
+	VINSERTI64X4      $0x01, 64(BX), Z1, Z1
+	VMOVDQU32         (AX), Y11
+	VINSERTI64X4      $0x01, (BX), Z11, Z11
+	VPANDD            Z3, Z11, Z12
+	VPSLLW            $0x02, Z1, Z10
+	VPANDD            Z4, Z10, Z10
+	VPORD             Z10, Z12, Z12
+	VPSHUFB           Z12, Z2, Z12
+	VPDPBUSD.BCST     (CX), Z12, Z7
+	VPSRLW            $0x02, Z11, Z12
+	VPANDD            Z3, Z12, Z12
+	VMOVDQA32         Z1, Z10
+	VPANDD            Z4, Z10, Z10
+	VPORD             Z10, Z12, Z12
+	VPSHUFB           Z12, Z2, Z12
+	VPDPBUSD.BCST     8(CX), Z12, Z7
+	VPSRLW            $0x04, Z11, Z12
+	VPANDD            Z3, Z12, Z12
+	VPSRLW            $0x02, Z1, Z10
+	VPANDD            Z4, Z10, Z10
+	VPORD             Z10, Z12, Z12
+	VPSHUFB           Z12, Z2, Z12
+	VPDPBUSD.BCST     16(CX), Z12, Z8
+	VPSRLW            $0x06, Z11, Z12
+	VPANDD            Z3, Z12, Z12
+	VPSRLW            $0x04, Z1, Z10
+	VPANDD            Z4, Z10, Z10
+	VPORD             Z10, Z12, Z12
+	VPSHUFB           Z12, Z2, Z12
+	VPDPBUSD.BCST     24(CX), Z12, Z8
+	VMOVDQU32         32(AX), Y13
+	VINSERTI64X4      $0x01, 32(BX), Z13, Z13
+	VPANDD            Z3, Z13, Z12
+	VPSLLW            $0x01, Z1, Z10
+	VPANDD            Z4, Z10, Z10
+	VPORD             Z10, Z12, Z12
+	VPSHUFB           Z12, Z2, Z12
+	VPDPBUSD.BCST     4(CX), Z12, Z7
+	VPSRLW            $0x02, Z13, Z12
+	VPANDD            Z3, Z12, Z12
+	VPSRLW            $0x01, Z1, Z10
+	VPANDD            Z4, Z10, Z10
+	VPORD             Z10, Z12, Z12
+	VPSHUFB           Z12, Z2, Z12
+	VPDPBUSD.BCST     12(CX), Z12, Z7
+	VPSRLW            $0x04, Z13, Z12
+	VPANDD            Z3, Z12, Z12
+	VPSRLW            $0x03, Z1, Z10
+	VPANDD            Z4, Z10, Z10
+	VPORD             Z10, Z12, Z12
+	VPSHUFB           Z12, Z2, Z12
+	VPDPBUSD.BCST     20(CX), Z12, Z8
+	VPSRLW            $0x06, Z13, Z12
+	VPANDD            Z3, Z12, Z12
+	VPSRLW            $0x05, Z1, Z10
+	VPANDD            Z4, Z10, Z10
+	VPORD             Z10, Z12, Z12
+	VPSHUFB           Z12, Z2, Z12
+	VPDPBUSD.BCST     28(CX), Z12, Z8
+	VCVTDQ2PS         Z0, Z0
+	VPADDD            Z8, Z7, Z7
+	VCVTDQ2PS         Z7, Z7
+	VFNMADD231PS.BCST (SI), Z5, Z7
+	VMULPS            Z0, Z7, Z7
+	VMULPS.BCST       (DX), Z9, Z0
+	VFMADD231PS       Z7, Z0, Z6
+	ADDQ              $0x00000060, AX
+	ADDQ              $0x00000060, BX
+	ADDQ              $0x20, CX
+	ADDQ              $0x04, DX
+	ADDQ              $0x04, SI
+	DECQ              R8
+	JNE               t512x3x32x1block
+	CMPQ              (SP), $0x00
+	JNE               t512x3x32x1span
+	MOVQ              out+0(FP), AX
+	MOVQ              outStride+8(FP), CX
+	VMOVUPS           Z6, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Table3x32x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+TEXT ·avx512Table3x32x4(SB), NOSPLIT, $272-96
+	MOVQ            data+16(FP), AX
+	MOVQ            q+32(FP), CX
+	MOVQ            scale+40(FP), DX
+	MOVQ            panelStride+24(FP), BX
+	ADDQ            AX, BX
+	MOVQ            sum+48(FP), SI
+	MOVQ            blocks+64(FP), DI
+	MOVQ            DI, (SP)
+	MOVQ            DI, R8
+	SHLQ            $0x05, R8
+	SHLQ            $0x02, DI
+	MOVQ            groups+80(FP), R9
+	MOVQ            R9, 8(SP)
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z0
+	MOVL            $0x03030303, R9
+	VPBROADCASTD    R9, Z3
+	MOVL            $0x04040404, R9
+	VPBROADCASTD    R9, Z4
+	MOVQ            table+88(FP), R9
+	VBROADCASTI32X4 (R9), Z2
+	MOVL            $0x80808080, R9
+	VPBROADCASTD    R9, Z0
+	VPXORD          Z0, Z2, Z2
+	MOVL            $0x43000000, R9
+	VPBROADCASTD    R9, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+	VPXORD          Z9, Z9, Z9
+
+t512x3x32x4span:
+	VCVTPH2PS    (AX), Y18
+	VCVTPH2PS    (BX), Y0
+	VINSERTF64X4 $0x01, Y0, Z18, Z18
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, BX
+	MOVQ         $0x0000000000000008, R9
+	CMPQ         R9, 8(SP)
+	CMOVQGT      8(SP), R9
+	SUBQ         R9, 8(SP)
+	LEAQ         1(R9), R11
+	SHRQ         $0x01, R11
+	SHLQ         $0x03, R11
+	LEAQ         3(R9), R10
+	SHRQ         $0x02, R10
+	LEAQ         (AX)(R11*1), R12
+	LEAQ         16(SP), R9
+	MOVQ         R10, R13
+
+t512x3x32x4spread0:
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R12), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R9)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R12
+	ADDQ         $0x20, R9
+	DECQ         R13
+	JNE          t512x3x32x4spread0
+	MOVQ         R12, AX
+	LEAQ         (BX)(R11*1), R11
+	LEAQ         144(SP), R9
+
+t512x3x32x4spread1:
+	VPERMQ       $0x50, (BX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R11), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R9)
+	ADDQ         $0x10, BX
+	ADDQ         $0x08, R11
+	ADDQ         $0x20, R9
+	DECQ         R10
+	JNE          t512x3x32x4spread1
+	MOVQ         R11, BX
+	LEAQ         16(SP), R9
+	MOVQ         span+72(FP), R10
+	CMPQ         R10, (SP)
+	CMOVQGT      (SP), R10
+	SUBQ         R10, (SP)
+
+t512x3x32x4block:
+	VMOVQ             (R9), X0
+	VPINSRQ           $0x01, 128(R9), X0, X0
+	VPMOVSXBD         X0, Z0
+	ADDQ              $0x08, R9
+	VPXORD            Z10, Z10, Z10
+	VPXORD            Z11, Z11, Z11
+	VPXORD            Z12, Z12, Z12
+	VPXORD            Z13, Z13, Z13
+	VPXORD            Z14, Z14, Z14
+	VPXORD            Z15, Z15, Z15
+	VPXORD            Z16, Z16, Z16
+	VPXORD            Z17, Z17, Z17
+	LEAQ              (CX)(R8*2), R11
+	VMOVDQU32         64(AX), Y1
+	VINSERTI64X4      $0x01, 64(BX), Z1, Z1
+	VMOVDQU32         (AX), Y20
+	VINSERTI64X4      $0x01, (BX), Z20, Z20
+	VPANDD            Z3, Z20, Z21
+	VPSLLW            $0x02, Z1, Z19
+	VPANDD            Z4, Z19, Z19
+	VPORD             Z19, Z21, Z21
+	VPSHUFB           Z21, Z2, Z21
+	VPDPBUSD.BCST     (CX), Z21, Z10
+	VPDPBUSD.BCST     (CX)(R8*1), Z21, Z11
+	VPDPBUSD.BCST     (CX)(R8*2), Z21, Z12
+	VPDPBUSD.BCST     (R11)(R8*1), Z21, Z13
+	VPSRLW            $0x02, Z20, Z21
+	VPANDD            Z3, Z21, Z21
+	VMOVDQA32         Z1, Z19
+	VPANDD            Z4, Z19, Z19
+	VPORD             Z19, Z21, Z21
+	VPSHUFB           Z21, Z2, Z21
+	VPDPBUSD.BCST     8(CX), Z21, Z10
+	VPDPBUSD.BCST     8(CX)(R8*1), Z21, Z11
+	VPDPBUSD.BCST     8(CX)(R8*2), Z21, Z12
+	VPDPBUSD.BCST     8(R11)(R8*1), Z21, Z13
+	VPSRLW            $0x04, Z20, Z21
+	VPANDD            Z3, Z21, Z21
+	VPSRLW            $0x02, Z1, Z19
+	VPANDD            Z4, Z19, Z19
+	VPORD             Z19, Z21, Z21
+	VPSHUFB           Z21, Z2, Z21
+	VPDPBUSD.BCST     16(CX), Z21, Z14
+	VPDPBUSD.BCST     16(CX)(R8*1), Z21, Z15
+	VPDPBUSD.BCST     16(CX)(R8*2), Z21, Z16
+	VPDPBUSD.BCST     16(R11)(R8*1), Z21, Z17
+	VPSRLW            $0x06, Z20, Z21
+	VPANDD            Z3, Z21, Z21
+	VPSRLW            $0x04, Z1, Z19
+	VPANDD            Z4, Z19, Z19
+	VPORD             Z19, Z21, Z21
+	VPSHUFB           Z21, Z2, Z21
+	VPDPBUSD.BCST     24(CX), Z21, Z14
+	VPDPBUSD.BCST     24(CX)(R8*1), Z21, Z15
+	VPDPBUSD.BCST     24(CX)(R8*2), Z21, Z16
+	VPDPBUSD.BCST     24(R11)(R8*1), Z21, Z17
+	VMOVDQU32         32(AX), Y22
+	VINSERTI64X4      $0x01, 32(BX), Z22, Z22
+	VPANDD            Z3, Z22, Z21
+	VPSLLW            $0x01, Z1, Z19
+	VPANDD            Z4, Z19, Z19
+	VPORD             Z19, Z21, Z21
+	VPSHUFB           Z21, Z2, Z21
+	VPDPBUSD.BCST     4(CX), Z21, Z10
+	VPDPBUSD.BCST     4(CX)(R8*1), Z21, Z11
+	VPDPBUSD.BCST     4(CX)(R8*2), Z21, Z12
+	VPDPBUSD.BCST     4(R11)(R8*1), Z21, Z13
+	VPSRLW            $0x02, Z22, Z21
+	VPANDD            Z3, Z21, Z21
+	VPSRLW            $0x01, Z1, Z19
+	VPANDD            Z4, Z19, Z19
+	VPORD             Z19, Z21, Z21
+	VPSHUFB           Z21, Z2, Z21
+	VPDPBUSD.BCST     12(CX), Z21, Z10
+	VPDPBUSD.BCST     12(CX)(R8*1), Z21, Z11
+	VPDPBUSD.BCST     12(CX)(R8*2), Z21, Z12
+	VPDPBUSD.BCST     12(R11)(R8*1), Z21, Z13
+	VPSRLW            $0x04, Z22, Z21
+	VPANDD            Z3, Z21, Z21
+	VPSRLW            $0x03, Z1, Z19
+	VPANDD            Z4, Z19, Z19
+	VPORD             Z19, Z21, Z21
+	VPSHUFB           Z21, Z2, Z21
+	VPDPBUSD.BCST     20(CX), Z21, Z14
+	VPDPBUSD.BCST     20(CX)(R8*1), Z21, Z15
+	VPDPBUSD.BCST     20(CX)(R8*2), Z21, Z16
+	VPDPBUSD.BCST     20(R11)(R8*1), Z21, Z17
+	VPSRLW            $0x06, Z22, Z21
+	VPANDD            Z3, Z21, Z21
+	VPSRLW            $0x05, Z1, Z19
+	VPANDD            Z4, Z19, Z19
+	VPORD             Z19, Z21, Z21
+	VPSHUFB           Z21, Z2, Z21
+	VPDPBUSD.BCST     28(CX), Z21, Z14
+	VPDPBUSD.BCST     28(CX)(R8*1), Z21, Z15
+	VPDPBUSD.BCST     28(CX)(R8*2), Z21, Z16
+	VPDPBUSD.BCST     28(R11)(R8*1), Z21, Z17
+	VCVTDQ2PS         Z0, Z0
+	LEAQ              (DX)(DI*2), R11
+	LEAQ              (SI)(DI*2), R12
+	VPADDD            Z14, Z10, Z10
+	VCVTDQ2PS         Z10, Z10
+	VFNMADD231PS.BCST (SI), Z5, Z10
+	VMULPS            Z0, Z10, Z10
+	VMULPS.BCST       (DX), Z18, Z19
+	VFMADD231PS       Z10, Z19, Z6
+	VPADDD            Z15, Z11, Z11
+	VCVTDQ2PS         Z11, Z11
+	VFNMADD231PS.BCST (SI)(DI*1), Z5, Z11
+	VMULPS            Z0, Z11, Z11
+	VMULPS.BCST       (DX)(DI*1), Z18, Z19
+	VFMADD231PS       Z11, Z19, Z7
+	VPADDD            Z16, Z12, Z12
+	VCVTDQ2PS         Z12, Z12
+	VFNMADD231PS.BCST (SI)(DI*2), Z5, Z12
+	VMULPS            Z0, Z12, Z12
+	VMULPS.BCST       (DX)(DI*2), Z18, Z19
+	VFMADD231PS       Z12, Z19, Z8
+	VPADDD            Z17, Z13, Z13
+	VCVTDQ2PS         Z13, Z13
+	VFNMADD231PS.BCST (R12)(DI*1), Z5, Z13
+	VMULPS            Z0, Z13, Z13
+	VMULPS.BCST       (R11)(DI*1), Z18, Z0
+	VFMADD231PS       Z13, Z0, Z9
+	ADDQ              $0x00000060, AX
+	ADDQ              $0x00000060, BX
+	ADDQ              $0x20, CX
+	ADDQ              $0x04, DX
+	ADDQ              $0x04, SI
+	DECQ              R10
+	JNE               t512x3x32x4block
+	CMPQ              (SP), $0x00
+	JNE               t512x3x32x4span
+	MOVQ              out+0(FP), AX
+	MOVQ              outStride+8(FP), CX
+	VMOVUPS           Z6, (AX)
+	ADDQ              CX, AX
+	VMOVUPS           Z7, (AX)
+	ADDQ              CX, AX
+	VMOVUPS           Z8, (AX)
+	ADDQ              CX, AX
+	VMOVUPS           Z9, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Table3x16x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·avx512Table3x16x1(SB), NOSPLIT, $272-96
+	MOVQ            data+16(FP), AX
+	MOVQ            q+32(FP), CX
+	MOVQ            scale+40(FP), DX
+	MOVQ            panelStride+24(FP), BX
+	ADDQ            AX, BX
+	MOVQ            halves+56(FP), SI
+	MOVQ            blocks+64(FP), DI
+	MOVQ            DI, (SP)
+	MOVQ            groups+80(FP), DI
+	MOVQ            DI, 8(SP)
+	MOVL            $0x0f0f0f0f, DI
+	VPBROADCASTD    DI, Z0
+	MOVL            $0x03030303, DI
+	VPBROADCASTD    DI, Z3
+	MOVL            $0x04040404, DI
+	VPBROADCASTD    DI, Z4
+	MOVQ            table+88(FP), DI
+	VBROADCASTI32X4 (DI), Z2
+	MOVL            $0x80808080, DI
+	VPBROADCASTD    DI, Z0
+	VPXORD          Z0, Z2, Z2
+	MOVL            $0x55555555, DI
+	KMOVD           DI, K1
+	VPXORD          Z5, Z5, Z5
+
+t512x3x16x1span:
+	VCVTPH2PS    (AX), Y8
+	VCVTPH2PS    (BX), Y0
+	VINSERTF64X4 $0x01, Y0, Z8, Z8
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, BX
+	MOVQ         $0x0000000000000010, DI
+	CMPQ         DI, 8(SP)
+	CMOVQGT      8(SP), DI
+	SUBQ         DI, 8(SP)
+	LEAQ         1(DI), R9
+	SHRQ         $0x01, R9
+	SHLQ         $0x03, R9
+	LEAQ         3(DI), R8
+	SHRQ         $0x02, R8
+	LEAQ         (AX)(R9*1), R10
+	LEAQ         16(SP), DI
+	MOVQ         R8, R11
+
+t512x3x16x1spread0:
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R10), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R10
+	ADDQ         $0x20, DI
+	DECQ         R11
+	JNE          t512x3x16x1spread0
+	MOVQ         R10, AX
+	LEAQ         (BX)(R9*1), R9
+	LEAQ         144(SP), DI
+
+t512x3x16x1spread1:
+	VPERMQ       $0x50, (BX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R9), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, BX
+	ADDQ         $0x08, R9
+	ADDQ         $0x20, DI
+	DECQ         R8
+	JNE          t512x3x16x1spread1
+	MOVQ         R9, BX
+	LEAQ         16(SP), DI
+	MOVQ         span+72(FP), R8
+	CMPQ         R8, (SP)
+	CMOVQGT      (SP), R8
+	SUBQ         R8, (SP)
+
+t512x3x16x1block:
+	PREFETCHT0    2048(AX)
+	PREFETCHT0    2112(AX)
+	PREFETCHT0    2048(BX)
+	PREFETCHT0    2112(BX)
+	VMOVQ         (DI), X0
+	VPINSRQ       $0x01, 128(DI), X0, X0
+	VPMOVSXBD     X0, Z0
+	ADDQ          $0x08, DI
+	VMOVQ         (DI), X1
+	VPINSRQ       $0x01, 128(DI), X1, X1
+	VPMOVSXBD     X1, Z12
+	ADDQ          $0x08, DI
+	VPXORD        Z6, Z6, Z6
+	VPXORD        Z7, Z7, Z7
+	VMOVDQU32     64(AX), Y1
+	VINSERTI64X4  $0x01, 64(BX), Z1, Z1
+	VMOVDQU32     (AX), Y10
+	VINSERTI64X4  $0x01, (BX), Z10, Z10
+	VPANDD        Z3, Z10, Z14
+	VPSLLW        $0x02, Z1, Z13
+	VPANDD        Z4, Z13, Z13
+	VPORD         Z13, Z14, Z14
+	VPSHUFB       Z14, Z2, Z14
+	VPDPBUSD.BCST (CX), Z14, Z6
+	VPSRLW        $0x02, Z10, Z14
+	VPANDD        Z3, Z14, Z14
+	VMOVDQA32     Z1, Z13
+	VPANDD        Z4, Z13, Z13
+	VPORD         Z13, Z14, Z14
+	VPSHUFB       Z14, Z2, Z14
+	VPDPBUSD.BCST 8(CX), Z14, Z6
+	VPSRLW        $0x04, Z10, Z14
+	VPANDD        Z3, Z14, Z14
+	VPSRLW        $0x02, Z1, Z13
+	VPANDD        Z4, Z13, Z13
+	VPORD         Z13, Z14, Z14
+	VPSHUFB       Z14, Z2, Z14
+	VPDPBUSD.BCST 16(CX), Z14, Z7
+	VPSRLW        $0x06, Z10, Z14
+	VPANDD        Z3, Z14, Z14
+	VPSRLW        $0x04, Z1, Z13
+	VPANDD        Z4, Z13, Z13
+	VPORD         Z13, Z14, Z14
+	VPSHUFB       Z14, Z2, Z14
+	VPDPBUSD.BCST 24(CX), Z14, Z7
+	VMOVDQU32     32(AX), Y11
+	VINSERTI64X4  $0x01, 32(BX), Z11, Z11
+	VPANDD        Z3, Z11, Z14
+	VPSLLW        $0x01, Z1, Z13
+	VPANDD        Z4, Z13, Z13
+	VPORD         Z13, Z14, Z14
+	VPSHUFB       Z14, Z2, Z14
+	VPDPBUSD.BCST 4(CX), Z14, Z6
+	VPSRLW        $0x02, Z11, Z14
+	VPANDD        Z3, Z14, Z14
+	VPSRLW        $0x01, Z1, Z13
+	VPANDD        Z4, Z13, Z13
+	VPORD         Z13, Z14, Z14
+	VPSHUFB       Z14, Z2, Z14
+	VPDPBUSD.BCST 12(CX), Z14, Z6
+	VPSRLW        $0x04, Z11, Z14
+	VPANDD        Z3, Z14, Z14
+	VPSRLW        $0x03, Z1, Z13
+	VPANDD        Z4, Z13, Z13
+	VPORD         Z13, Z14, Z14
+	VPSHUFB       Z14, Z2, Z14
+	VPDPBUSD.BCST 20(CX), Z14, Z7
+	VPSRLW        $0x06, Z11, Z14
+	VPANDD        Z3, Z14, Z14
+	VPSRLW        $0x05, Z1, Z13
+	VPANDD        Z4, Z13, Z13
+	VPORD         Z13, Z14, Z14
+	VPSHUFB       Z14, Z2, Z14
+	VPDPBUSD.BCST 28(CX), Z14, Z7
+	VPSLLD        $0x10, Z12, Z13
+	VMOVDQU16     Z0, K1, Z13
+	VPSLLW        $0x07, Z13, Z13
+	VPMULLD       Z0, Z6, Z6
+	VPMULLD       Z12, Z7, Z7
+	VPADDD        Z7, Z6, Z6
+	VPXORD        Z9, Z9, Z9
+	VPDPWSSD.BCST (SI), Z13, Z9
+	VPSUBD        Z9, Z6, Z6
+	VCVTDQ2PS     Z6, Z6
+	VMULPS.BCST   (DX), Z8, Z0
+	VFMADD231PS   Z6, Z0, Z5
+	ADDQ          $0x00000060, AX
+	ADDQ          $0x00000060, BX
+	ADDQ          $0x20, CX
+	ADDQ          $0x04, DX
+	ADDQ          $0x04, SI
+	DECQ          R8
+	JNE           t512x3x16x1block
+	CMPQ          (SP), $0x00
+	JNE           t512x3x16x1span
+	MOVQ          out+0(FP), AX
+	MOVQ          outStride+8(FP), CX
+	VMOVUPS       Z5, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Table3x16x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+TEXT ·avx512Table3x16x4(SB), NOSPLIT, $272-96
+	MOVQ            data+16(FP), AX
+	MOVQ            q+32(FP), CX
+	MOVQ            scale+40(FP), DX
+	MOVQ            panelStride+24(FP), BX
+	ADDQ            AX, BX
+	MOVQ            halves+56(FP), SI
+	MOVQ            blocks+64(FP), DI
+	MOVQ            DI, (SP)
+	MOVQ            DI, R8
+	SHLQ            $0x05, R8
+	SHLQ            $0x02, DI
+	MOVQ            groups+80(FP), R9
+	MOVQ            R9, 8(SP)
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z0
+	MOVL            $0x03030303, R9
+	VPBROADCASTD    R9, Z3
+	MOVL            $0x04040404, R9
+	VPBROADCASTD    R9, Z4
+	MOVQ            table+88(FP), R9
+	VBROADCASTI32X4 (R9), Z2
+	MOVL            $0x80808080, R9
+	VPBROADCASTD    R9, Z0
+	VPXORD          Z0, Z2, Z2
+	MOVL            $0x55555555, R9
+	KMOVD           R9, K1
+	VPXORD          Z5, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+
+t512x3x16x4span:
+	VCVTPH2PS    (AX), Y17
+	VCVTPH2PS    (BX), Y0
+	VINSERTF64X4 $0x01, Y0, Z17, Z17
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, BX
+	MOVQ         $0x0000000000000010, R9
+	CMPQ         R9, 8(SP)
+	CMOVQGT      8(SP), R9
+	SUBQ         R9, 8(SP)
+	LEAQ         1(R9), R11
+	SHRQ         $0x01, R11
+	SHLQ         $0x03, R11
+	LEAQ         3(R9), R10
+	SHRQ         $0x02, R10
+	LEAQ         (AX)(R11*1), R12
+	LEAQ         16(SP), R9
+	MOVQ         R10, R13
+
+t512x3x16x4spread0:
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R12), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R9)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R12
+	ADDQ         $0x20, R9
+	DECQ         R13
+	JNE          t512x3x16x4spread0
+	MOVQ         R12, AX
+	LEAQ         (BX)(R11*1), R11
+	LEAQ         144(SP), R9
+
+t512x3x16x4spread1:
+	VPERMQ       $0x50, (BX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R11), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R9)
+	ADDQ         $0x10, BX
+	ADDQ         $0x08, R11
+	ADDQ         $0x20, R9
+	DECQ         R10
+	JNE          t512x3x16x4spread1
+	MOVQ         R11, BX
+	LEAQ         16(SP), R9
+	MOVQ         span+72(FP), R10
+	CMPQ         R10, (SP)
+	CMOVQGT      (SP), R10
+	SUBQ         R10, (SP)
+
+t512x3x16x4block:
+	VMOVQ         (R9), X0
+	VPINSRQ       $0x01, 128(R9), X0, X0
+	VPMOVSXBD     X0, Z0
+	ADDQ          $0x08, R9
+	VMOVQ         (R9), X1
+	VPINSRQ       $0x01, 128(R9), X1, X1
+	VPMOVSXBD     X1, Z24
+	ADDQ          $0x08, R9
+	VPXORD        Z9, Z9, Z9
+	VPXORD        Z10, Z10, Z10
+	VPXORD        Z11, Z11, Z11
+	VPXORD        Z12, Z12, Z12
+	VPXORD        Z13, Z13, Z13
+	VPXORD        Z14, Z14, Z14
+	VPXORD        Z15, Z15, Z15
+	VPXORD        Z16, Z16, Z16
+	LEAQ          (CX)(R8*2), R11
+	VMOVDQU32     64(AX), Y1
+	VINSERTI64X4  $0x01, 64(BX), Z1, Z1
+	VMOVDQU32     (AX), Y22
+	VINSERTI64X4  $0x01, (BX), Z22, Z22
+	VPANDD        Z3, Z22, Z26
+	VPSLLW        $0x02, Z1, Z25
+	VPANDD        Z4, Z25, Z25
+	VPORD         Z25, Z26, Z26
+	VPSHUFB       Z26, Z2, Z26
+	VPDPBUSD.BCST (CX), Z26, Z9
+	VPDPBUSD.BCST (CX)(R8*1), Z26, Z10
+	VPDPBUSD.BCST (CX)(R8*2), Z26, Z11
+	VPDPBUSD.BCST (R11)(R8*1), Z26, Z12
+	VPSRLW        $0x02, Z22, Z26
+	VPANDD        Z3, Z26, Z26
+	VMOVDQA32     Z1, Z25
+	VPANDD        Z4, Z25, Z25
+	VPORD         Z25, Z26, Z26
+	VPSHUFB       Z26, Z2, Z26
+	VPDPBUSD.BCST 8(CX), Z26, Z9
+	VPDPBUSD.BCST 8(CX)(R8*1), Z26, Z10
+	VPDPBUSD.BCST 8(CX)(R8*2), Z26, Z11
+	VPDPBUSD.BCST 8(R11)(R8*1), Z26, Z12
+	VPSRLW        $0x04, Z22, Z26
+	VPANDD        Z3, Z26, Z26
+	VPSRLW        $0x02, Z1, Z25
+	VPANDD        Z4, Z25, Z25
+	VPORD         Z25, Z26, Z26
+	VPSHUFB       Z26, Z2, Z26
+	VPDPBUSD.BCST 16(CX), Z26, Z13
+	VPDPBUSD.BCST 16(CX)(R8*1), Z26, Z14
+	VPDPBUSD.BCST 16(CX)(R8*2), Z26, Z15
+	VPDPBUSD.BCST 16(R11)(R8*1), Z26, Z16
+	VPSRLW        $0x06, Z22, Z26
+	VPANDD        Z3, Z26, Z26
+	VPSRLW        $0x04, Z1, Z25
+	VPANDD        Z4, Z25, Z25
+	VPORD         Z25, Z26, Z26
+	VPSHUFB       Z26, Z2, Z26
+	VPDPBUSD.BCST 24(CX), Z26, Z13
+	VPDPBUSD.BCST 24(CX)(R8*1), Z26, Z14
+	VPDPBUSD.BCST 24(CX)(R8*2), Z26, Z15
+	VPDPBUSD.BCST 24(R11)(R8*1), Z26, Z16
+	VMOVDQU32     32(AX), Y23
+	VINSERTI64X4  $0x01, 32(BX), Z23, Z23
+	VPANDD        Z3, Z23, Z26
+	VPSLLW        $0x01, Z1, Z25
+	VPANDD        Z4, Z25, Z25
+	VPORD         Z25, Z26, Z26
+	VPSHUFB       Z26, Z2, Z26
+	VPDPBUSD.BCST 4(CX), Z26, Z9
+	VPDPBUSD.BCST 4(CX)(R8*1), Z26, Z10
+	VPDPBUSD.BCST 4(CX)(R8*2), Z26, Z11
+	VPDPBUSD.BCST 4(R11)(R8*1), Z26, Z12
+	VPSRLW        $0x02, Z23, Z26
+	VPANDD        Z3, Z26, Z26
+	VPSRLW        $0x01, Z1, Z25
+	VPANDD        Z4, Z25, Z25
+	VPORD         Z25, Z26, Z26
+	VPSHUFB       Z26, Z2, Z26
+	VPDPBUSD.BCST 12(CX), Z26, Z9
+	VPDPBUSD.BCST 12(CX)(R8*1), Z26, Z10
+	VPDPBUSD.BCST 12(CX)(R8*2), Z26, Z11
+	VPDPBUSD.BCST 12(R11)(R8*1), Z26, Z12
+	VPSRLW        $0x04, Z23, Z26
+	VPANDD        Z3, Z26, Z26
+	VPSRLW        $0x03, Z1, Z25
+	VPANDD        Z4, Z25, Z25
+	VPORD         Z25, Z26, Z26
+	VPSHUFB       Z26, Z2, Z26
+	VPDPBUSD.BCST 20(CX), Z26, Z13
+	VPDPBUSD.BCST 20(CX)(R8*1), Z26, Z14
+	VPDPBUSD.BCST 20(CX)(R8*2), Z26, Z15
+	VPDPBUSD.BCST 20(R11)(R8*1), Z26, Z16
+	VPSRLW        $0x06, Z23, Z26
+	VPANDD        Z3, Z26, Z26
+	VPSRLW        $0x05, Z1, Z25
+	VPANDD        Z4, Z25, Z25
+	VPORD         Z25, Z26, Z26
+	VPSHUFB       Z26, Z2, Z26
+	VPDPBUSD.BCST 28(CX), Z26, Z13
+	VPDPBUSD.BCST 28(CX)(R8*1), Z26, Z14
+	VPDPBUSD.BCST 28(CX)(R8*2), Z26, Z15
+	VPDPBUSD.BCST 28(R11)(R8*1), Z26, Z16
+	VPSLLD        $0x10, Z24, Z25
+	VMOVDQU16     Z0, K1, Z25
+	VPSLLW        $0x07, Z25, Z25
+	LEAQ          (DX)(DI*2), R11
+	LEAQ          (SI)(DI*2), R12
+	VPMULLD       Z0, Z9, Z9
+	VPMULLD       Z24, Z13, Z13
+	VPADDD        Z13, Z9, Z9
+	VPXORD        Z18, Z18, Z18
+	VPDPWSSD.BCST (SI), Z25, Z18
+	VPSUBD        Z18, Z9, Z9
+	VCVTDQ2PS     Z9, Z9
+	VMULPS.BCST   (DX), Z17, Z26
+	VFMADD231PS   Z9, Z26, Z5
+	VPMULLD       Z0, Z10, Z10
+	VPMULLD       Z24, Z14, Z14
+	VPADDD        Z14, Z10, Z10
+	VPXORD        Z19, Z19, Z19
+	VPDPWSSD.BCST (SI)(DI*1), Z25, Z19
+	VPSUBD        Z19, Z10, Z10
+	VCVTDQ2PS     Z10, Z10
+	VMULPS.BCST   (DX)(DI*1), Z17, Z26
+	VFMADD231PS   Z10, Z26, Z6
+	VPMULLD       Z0, Z11, Z11
+	VPMULLD       Z24, Z15, Z15
+	VPADDD        Z15, Z11, Z11
+	VPXORD        Z20, Z20, Z20
+	VPDPWSSD.BCST (SI)(DI*2), Z25, Z20
+	VPSUBD        Z20, Z11, Z11
+	VCVTDQ2PS     Z11, Z11
+	VMULPS.BCST   (DX)(DI*2), Z17, Z26
+	VFMADD231PS   Z11, Z26, Z7
+	VPMULLD       Z0, Z12, Z12
+	VPMULLD       Z24, Z16, Z16
+	VPADDD        Z16, Z12, Z12
+	VPXORD        Z21, Z21, Z21
+	VPDPWSSD.BCST (R12)(DI*1), Z25, Z21
+	VPSUBD        Z21, Z12, Z12
+	VCVTDQ2PS     Z12, Z12
+	VMULPS.BCST   (R11)(DI*1), Z17, Z0
+	VFMADD231PS   Z12, Z0, Z8
+	ADDQ          $0x00000060, AX
+	ADDQ          $0x00000060, BX
+	ADDQ          $0x20, CX
+	ADDQ          $0x04, DX
+	ADDQ          $0x04, SI
+	DECQ          R10
+	JNE           t512x3x16x4block
+	CMPQ          (SP), $0x00
+	JNE           t512x3x16x4span
+	MOVQ          out+0(FP), AX
+	MOVQ          outStride+8(FP), CX
+	VMOVUPS       Z5, (AX)
+	ADDQ          CX, AX
+	VMOVUPS       Z6, (AX)
+	ADDQ          CX, AX
+	VMOVUPS       Z7, (AX)
+	ADDQ          CX, AX
+	VMOVUPS       Z8, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Table4x0x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·avx512Table4x0x1(SB), NOSPLIT, $8-96
+	MOVQ            data+16(FP), AX
+	MOVQ            q+32(FP), CX
+	MOVQ            scale+40(FP), DX
+	MOVQ            panelStride+24(FP), BX
+	ADDQ            AX, BX
+	MOVQ            sum+48(FP), SI
+	MOVQ            blocks+64(FP), DI
+	MOVQ            DI, (SP)
+	MOVL            $0x0f0f0f0f, DI
+	VPBROADCASTD    DI, Z1
+	MOVQ            table+88(FP), DI
+	VBROADCASTI32X4 (DI), Z0
+	MOVL            $0x80808080, DI
+	VPBROADCASTD    DI, Z2
+	VPXORD          Z2, Z0, Z0
+	MOVL            $0x43000000, DI
+	VPBROADCASTD    DI, Z2
+	VPXORD          Z3, Z3, Z3
+
+t512x4x0x1span:
+	VCVTPH2PS    (AX), Y6
+	VCVTPH2PS    (BX), Y7
+	VINSERTF64X4 $0x01, Y7, Z6, Z6
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, BX
+	MOVQ         span+72(FP), DI
+	CMPQ         DI, (SP)
+	CMOVQGT      (SP), DI
+	SUBQ         DI, (SP)
+
+t512x4x0x1block:
+	PREFETCHT0        2048(AX)
+	PREFETCHT0        2112(AX)
+	PREFETCHT0        2048(BX)
+	PREFETCHT0        2112(BX)
+	VPXORD            Z4, Z4, Z4
+	VPXORD            Z5, Z5, Z5
+	VMOVDQU32         (AX), Y7
+	VINSERTI64X4      $0x01, (BX), Z7, Z7
+	VPSRLW            $0x04, Z7, Z11
+	VPANDD            Z1, Z7, Z7
+	VPSHUFB           Z7, Z0, Z7
+	VPDPBUSD.BCST     (CX), Z7, Z4
+	VPANDD            Z1, Z11, Z11
+	VPSHUFB           Z11, Z0, Z11
+	VPDPBUSD.BCST     16(CX), Z11, Z5
+	VMOVDQU32         32(AX), Y8
+	VINSERTI64X4      $0x01, 32(BX), Z8, Z8
+	VPSRLW            $0x04, Z8, Z11
+	VPANDD            Z1, Z8, Z8
+	VPSHUFB           Z8, Z0, Z8
+	VPDPBUSD.BCST     4(CX), Z8, Z4
+	VPANDD            Z1, Z11, Z11
+	VPSHUFB           Z11, Z0, Z11
+	VPDPBUSD.BCST     20(CX), Z11, Z5
+	VMOVDQU32         64(AX), Y9
+	VINSERTI64X4      $0x01, 64(BX), Z9, Z9
+	VPSRLW            $0x04, Z9, Z11
+	VPANDD            Z1, Z9, Z9
+	VPSHUFB           Z9, Z0, Z9
+	VPDPBUSD.BCST     8(CX), Z9, Z4
+	VPANDD            Z1, Z11, Z11
+	VPSHUFB           Z11, Z0, Z11
+	VPDPBUSD.BCST     24(CX), Z11, Z5
+	VMOVDQU32         96(AX), Y10
+	VINSERTI64X4      $0x01, 96(BX), Z10, Z10
+	VPSRLW            $0x04, Z10, Z11
+	VPANDD            Z1, Z10, Z10
+	VPSHUFB           Z10, Z0, Z10
+	VPDPBUSD.BCST     12(CX), Z10, Z4
+	VPANDD            Z1, Z11, Z11
+	VPSHUFB           Z11, Z0, Z11
+	VPDPBUSD.BCST     28(CX), Z11, Z5
+	VPADDD            Z5, Z4, Z4
+	VCVTDQ2PS         Z4, Z4
+	VFNMADD231PS.BCST (SI), Z2, Z4
+	VMULPS.BCST       (DX), Z6, Z11
+	VFMADD231PS       Z4, Z11, Z3
+	ADDQ              $0x00000080, AX
+	ADDQ              $0x00000080, BX
+	ADDQ              $0x20, CX
+	ADDQ              $0x04, DX
+	ADDQ              $0x04, SI
+	DECQ              DI
+	JNE               t512x4x0x1block
+	CMPQ              (SP), $0x00
+	JNE               t512x4x0x1span
+	MOVQ              out+0(FP), AX
+	MOVQ              outStride+8(FP), CX
+	VMOVUPS           Z3, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Table4x0x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+TEXT ·avx512Table4x0x4(SB), NOSPLIT, $8-96
+	MOVQ            data+16(FP), AX
+	MOVQ            q+32(FP), CX
+	MOVQ            scale+40(FP), DX
+	MOVQ            panelStride+24(FP), BX
+	ADDQ            AX, BX
+	MOVQ            sum+48(FP), SI
+	MOVQ            blocks+64(FP), DI
+	MOVQ            DI, (SP)
+	MOVQ            DI, R8
+	SHLQ            $0x05, R8
+	SHLQ            $0x02, DI
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z1
+	MOVQ            table+88(FP), R9
+	VBROADCASTI32X4 (R9), Z0
+	MOVL            $0x80808080, R9
+	VPBROADCASTD    R9, Z2
+	VPXORD          Z2, Z0, Z0
+	MOVL            $0x43000000, R9
+	VPBROADCASTD    R9, Z2
+	VPXORD          Z3, Z3, Z3
+	VPXORD          Z4, Z4, Z4
+	VPXORD          Z5, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+
+t512x4x0x4span:
+	VCVTPH2PS    (AX), Y15
+	VCVTPH2PS    (BX), Y16
+	VINSERTF64X4 $0x01, Y16, Z15, Z15
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, BX
+	MOVQ         span+72(FP), R9
+	CMPQ         R9, (SP)
+	CMOVQGT      (SP), R9
+	SUBQ         R9, (SP)
+
+t512x4x0x4block:
+	VPXORD            Z7, Z7, Z7
+	VPXORD            Z8, Z8, Z8
+	VPXORD            Z9, Z9, Z9
+	VPXORD            Z10, Z10, Z10
+	VPXORD            Z11, Z11, Z11
+	VPXORD            Z12, Z12, Z12
+	VPXORD            Z13, Z13, Z13
+	VPXORD            Z14, Z14, Z14
+	LEAQ              (CX)(R8*2), R10
+	VMOVDQU32         (AX), Y16
+	VINSERTI64X4      $0x01, (BX), Z16, Z16
+	VPSRLW            $0x04, Z16, Z20
+	VPANDD            Z1, Z16, Z16
+	VPSHUFB           Z16, Z0, Z16
+	VPDPBUSD.BCST     (CX), Z16, Z7
+	VPDPBUSD.BCST     (CX)(R8*1), Z16, Z8
+	VPDPBUSD.BCST     (CX)(R8*2), Z16, Z9
+	VPDPBUSD.BCST     (R10)(R8*1), Z16, Z10
+	VPANDD            Z1, Z20, Z20
+	VPSHUFB           Z20, Z0, Z20
+	VPDPBUSD.BCST     16(CX), Z20, Z11
+	VPDPBUSD.BCST     16(CX)(R8*1), Z20, Z12
+	VPDPBUSD.BCST     16(CX)(R8*2), Z20, Z13
+	VPDPBUSD.BCST     16(R10)(R8*1), Z20, Z14
+	VMOVDQU32         32(AX), Y17
+	VINSERTI64X4      $0x01, 32(BX), Z17, Z17
+	VPSRLW            $0x04, Z17, Z20
+	VPANDD            Z1, Z17, Z17
+	VPSHUFB           Z17, Z0, Z17
+	VPDPBUSD.BCST     4(CX), Z17, Z7
+	VPDPBUSD.BCST     4(CX)(R8*1), Z17, Z8
+	VPDPBUSD.BCST     4(CX)(R8*2), Z17, Z9
+	VPDPBUSD.BCST     4(R10)(R8*1), Z17, Z10
+	VPANDD            Z1, Z20, Z20
+	VPSHUFB           Z20, Z0, Z20
+	VPDPBUSD.BCST     20(CX), Z20, Z11
+	VPDPBUSD.BCST     20(CX)(R8*1), Z20, Z12
+	VPDPBUSD.BCST     20(CX)(R8*2), Z20, Z13
+	VPDPBUSD.BCST     20(R10)(R8*1), Z20, Z14
+	VMOVDQU32         64(AX), Y18
+	VINSERTI64X4      $0x01, 64(BX), Z18, Z18
+	VPSRLW            $0x04, Z18, Z20
+	VPANDD            Z1, Z18, Z18
+	VPSHUFB           Z18, Z0, Z18
+	VPDPBUSD.BCST     8(CX), Z18, Z7
+	VPDPBUSD.BCST     8(CX)(R8*1), Z18, Z8
+	VPDPBUSD.BCST     8(CX)(R8*2), Z18, Z9
+	VPDPBUSD.BCST     8(R10)(R8*1), Z18, Z10
+	VPANDD            Z1, Z20, Z20
+	VPSHUFB           Z20, Z0, Z20
+	VPDPBUSD.BCST     24(CX), Z20, Z11
+	VPDPBUSD.BCST     24(CX)(R8*1), Z20, Z12
+	VPDPBUSD.BCST     24(CX)(R8*2), Z20, Z13
+	VPDPBUSD.BCST     24(R10)(R8*1), Z20, Z14
+	VMOVDQU32         96(AX), Y19
+	VINSERTI64X4      $0x01, 96(BX), Z19, Z19
+	VPSRLW            $0x04, Z19, Z20
+	VPANDD            Z1, Z19, Z19
+	VPSHUFB           Z19, Z0, Z19
+	VPDPBUSD.BCST     12(CX), Z19, Z7
+	VPDPBUSD.BCST     12(CX)(R8*1), Z19, Z8
+	VPDPBUSD.BCST     12(CX)(R8*2), Z19, Z9
+	VPDPBUSD.BCST     12(R10)(R8*1), Z19, Z10
+	VPANDD            Z1, Z20, Z20
+	VPSHUFB           Z20, Z0, Z20
+	VPDPBUSD.BCST     28(CX), Z20, Z11
+	VPDPBUSD.BCST     28(CX)(R8*1), Z20, Z12
+	VPDPBUSD.BCST     28(CX)(R8*2), Z20, Z13
+	VPDPBUSD.BCST     28(R10)(R8*1), Z20, Z14
+	LEAQ              (DX)(DI*2), R10
+	LEAQ              (SI)(DI*2), R11
+	VPADDD            Z11, Z7, Z7
+	VCVTDQ2PS         Z7, Z7
+	VFNMADD231PS.BCST (SI), Z2, Z7
+	VMULPS.BCST       (DX), Z15, Z20
+	VFMADD231PS       Z7, Z20, Z3
+	VPADDD            Z12, Z8, Z8
+	VCVTDQ2PS         Z8, Z8
+	VFNMADD231PS.BCST (SI)(DI*1), Z2, Z8
+	VMULPS.BCST       (DX)(DI*1), Z15, Z20
+	VFMADD231PS       Z8, Z20, Z4
+	VPADDD            Z13, Z9, Z9
+	VCVTDQ2PS         Z9, Z9
+	VFNMADD231PS.BCST (SI)(DI*2), Z2, Z9
+	VMULPS.BCST       (DX)(DI*2), Z15, Z20
+	VFMADD231PS       Z9, Z20, Z5
+	VPADDD            Z14, Z10, Z10
+	VCVTDQ2PS         Z10, Z10
+	VFNMADD231PS.BCST (R11)(DI*1), Z2, Z10
+	VMULPS.BCST       (R10)(DI*1), Z15, Z20
+	VFMADD231PS       Z10, Z20, Z6
+	ADDQ              $0x00000080, AX
+	ADDQ              $0x00000080, BX
+	ADDQ              $0x20, CX
+	ADDQ              $0x04, DX
+	ADDQ              $0x04, SI
+	DECQ              R9
+	JNE               t512x4x0x4block
+	CMPQ              (SP), $0x00
+	JNE               t512x4x0x4span
+	MOVQ              out+0(FP), AX
+	MOVQ              outStride+8(FP), CX
+	VMOVUPS           Z3, (AX)
+	ADDQ              CX, AX
+	VMOVUPS           Z4, (AX)
+	ADDQ              CX, AX
+	VMOVUPS           Z5, (AX)
+	ADDQ              CX, AX
+	VMOVUPS           Z6, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Table4x32x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·avx512Table4x32x1(SB), NOSPLIT, $272-96
+	MOVQ            data+16(FP), AX
+	MOVQ            q+32(FP), CX
+	MOVQ            scale+40(FP), DX
+	MOVQ            panelStride+24(FP), BX
+	ADDQ            AX, BX
+	MOVQ            sum+48(FP), SI
+	MOVQ            blocks+64(FP), DI
+	MOVQ            DI, (SP)
+	MOVQ            groups+80(FP), DI
+	MOVQ            DI, 8(SP)
+	MOVL            $0x0f0f0f0f, DI
+	VPBROADCASTD    DI, Z3
+	MOVQ            table+88(FP), DI
+	VBROADCASTI32X4 (DI), Z2
+	MOVL            $0x80808080, DI
+	VPBROADCASTD    DI, Z0
+	VPXORD          Z0, Z2, Z2
+	MOVL            $0x43000000, DI
+	VPBROADCASTD    DI, Z4
+	VPXORD          Z5, Z5, Z5
+
+t512x4x32x1span:
+	VCVTPH2PS    (AX), Y8
+	VCVTPH2PS    (BX), Y0
+	VINSERTF64X4 $0x01, Y0, Z8, Z8
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, BX
+	MOVQ         $0x0000000000000008, DI
+	CMPQ         DI, 8(SP)
+	CMOVQGT      8(SP), DI
+	SUBQ         DI, 8(SP)
+	LEAQ         1(DI), R9
+	SHRQ         $0x01, R9
+	SHLQ         $0x03, R9
+	LEAQ         3(DI), R8
+	SHRQ         $0x02, R8
+	LEAQ         (AX)(R9*1), R10
+	LEAQ         16(SP), DI
+	MOVQ         R8, R11
+
+t512x4x32x1spread0:
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R10), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R10
+	ADDQ         $0x20, DI
+	DECQ         R11
+	JNE          t512x4x32x1spread0
+	MOVQ         R10, AX
+	LEAQ         (BX)(R9*1), R9
+	LEAQ         144(SP), DI
+
+t512x4x32x1spread1:
+	VPERMQ       $0x50, (BX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R9), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, BX
+	ADDQ         $0x08, R9
+	ADDQ         $0x20, DI
+	DECQ         R8
+	JNE          t512x4x32x1spread1
+	MOVQ         R9, BX
+	LEAQ         16(SP), DI
+	MOVQ         span+72(FP), R8
+	CMPQ         R8, (SP)
+	CMOVQGT      (SP), R8
+	SUBQ         R8, (SP)
+
+t512x4x32x1block:
+	PREFETCHT0        2048(AX)
+	PREFETCHT0        2112(AX)
+	PREFETCHT0        2048(BX)
+	PREFETCHT0        2112(BX)
+	VMOVQ             (DI), X0
+	VPINSRQ           $0x01, 128(DI), X0, X0
+	VPMOVSXBD         X0, Z0
+	ADDQ              $0x08, DI
+	VPXORD            Z6, Z6, Z6
+	VPXORD            Z7, Z7, Z7
+	VMOVDQU32         (AX), Y1
+	VINSERTI64X4      $0x01, (BX), Z1, Z1
+	VPSRLW            $0x04, Z1, Z9
+	VPANDD            Z3, Z1, Z1
+	VPSHUFB           Z1, Z2, Z1
+	VPDPBUSD.BCST     (CX), Z1, Z6
+	VPANDD            Z3, Z9, Z9
+	VPSHUFB           Z9, Z2, Z9
+	VPDPBUSD.BCST     16(CX), Z9, Z7
+	VMOVDQU32         32(AX), Y10
+	VINSERTI64X4      $0x01, 32(BX), Z10, Z10
+	VPSRLW            $0x04, Z10, Z9
+	VPANDD            Z3, Z10, Z10
+	VPSHUFB           Z10, Z2, Z10
+	VPDPBUSD.BCST     4(CX), Z10, Z6
+	VPANDD            Z3, Z9, Z9
+	VPSHUFB           Z9, Z2, Z9
+	VPDPBUSD.BCST     20(CX), Z9, Z7
+	VMOVDQU32         64(AX), Y11
+	VINSERTI64X4      $0x01, 64(BX), Z11, Z11
+	VPSRLW            $0x04, Z11, Z9
+	VPANDD            Z3, Z11, Z11
+	VPSHUFB           Z11, Z2, Z11
+	VPDPBUSD.BCST     8(CX), Z11, Z6
+	VPANDD            Z3, Z9, Z9
+	VPSHUFB           Z9, Z2, Z9
+	VPDPBUSD.BCST     24(CX), Z9, Z7
+	VMOVDQU32         96(AX), Y12
+	VINSERTI64X4      $0x01, 96(BX), Z12, Z12
+	VPSRLW            $0x04, Z12, Z9
+	VPANDD            Z3, Z12, Z12
+	VPSHUFB           Z12, Z2, Z12
+	VPDPBUSD.BCST     12(CX), Z12, Z6
+	VPANDD            Z3, Z9, Z9
+	VPSHUFB           Z9, Z2, Z9
+	VPDPBUSD.BCST     28(CX), Z9, Z7
+	VCVTDQ2PS         Z0, Z0
+	VPADDD            Z7, Z6, Z6
+	VCVTDQ2PS         Z6, Z6
+	VFNMADD231PS.BCST (SI), Z4, Z6
+	VMULPS            Z0, Z6, Z6
+	VMULPS.BCST       (DX), Z8, Z0
+	VFMADD231PS       Z6, Z0, Z5
+	ADDQ              $0x00000080, AX
+	ADDQ              $0x00000080, BX
+	ADDQ              $0x20, CX
+	ADDQ              $0x04, DX
+	ADDQ              $0x04, SI
+	DECQ              R8
+	JNE               t512x4x32x1block
+	CMPQ              (SP), $0x00
+	JNE               t512x4x32x1span
+	MOVQ              out+0(FP), AX
+	MOVQ              outStride+8(FP), CX
+	VMOVUPS           Z5, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Table4x32x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+TEXT ·avx512Table4x32x4(SB), NOSPLIT, $272-96
+	MOVQ            data+16(FP), AX
+	MOVQ            q+32(FP), CX
+	MOVQ            scale+40(FP), DX
+	MOVQ            panelStride+24(FP), BX
+	ADDQ            AX, BX
+	MOVQ            sum+48(FP), SI
+	MOVQ            blocks+64(FP), DI
+	MOVQ            DI, (SP)
+	MOVQ            DI, R8
+	SHLQ            $0x05, R8
+	SHLQ            $0x02, DI
+	MOVQ            groups+80(FP), R9
+	MOVQ            R9, 8(SP)
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z3
+	MOVQ            table+88(FP), R9
+	VBROADCASTI32X4 (R9), Z2
+	MOVL            $0x80808080, R9
+	VPBROADCASTD    R9, Z0
+	VPXORD          Z0, Z2, Z2
+	MOVL            $0x43000000, R9
+	VPBROADCASTD    R9, Z4
+	VPXORD          Z5, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+
+t512x4x32x4span:
+	VCVTPH2PS    (AX), Y17
+	VCVTPH2PS    (BX), Y0
+	VINSERTF64X4 $0x01, Y0, Z17, Z17
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, BX
+	MOVQ         $0x0000000000000008, R9
+	CMPQ         R9, 8(SP)
+	CMOVQGT      8(SP), R9
+	SUBQ         R9, 8(SP)
+	LEAQ         1(R9), R11
+	SHRQ         $0x01, R11
+	SHLQ         $0x03, R11
+	LEAQ         3(R9), R10
+	SHRQ         $0x02, R10
+	LEAQ         (AX)(R11*1), R12
+	LEAQ         16(SP), R9
+	MOVQ         R10, R13
+
+t512x4x32x4spread0:
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R12), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R9)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R12
+	ADDQ         $0x20, R9
+	DECQ         R13
+	JNE          t512x4x32x4spread0
+	MOVQ         R12, AX
+	LEAQ         (BX)(R11*1), R11
+	LEAQ         144(SP), R9
+
+t512x4x32x4spread1:
+	VPERMQ       $0x50, (BX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R11), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R9)
+	ADDQ         $0x10, BX
+	ADDQ         $0x08, R11
+	ADDQ         $0x20, R9
+	DECQ         R10
+	JNE          t512x4x32x4spread1
+	MOVQ         R11, BX
+	LEAQ         16(SP), R9
+	MOVQ         span+72(FP), R10
+	CMPQ         R10, (SP)
+	CMOVQGT      (SP), R10
+	SUBQ         R10, (SP)
+
+t512x4x32x4block:
+	VMOVQ             (R9), X0
+	VPINSRQ           $0x01, 128(R9), X0, X0
+	VPMOVSXBD         X0, Z0
+	ADDQ              $0x08, R9
+	VPXORD            Z9, Z9, Z9
+	VPXORD            Z10, Z10, Z10
+	VPXORD            Z11, Z11, Z11
+	VPXORD            Z12, Z12, Z12
+	VPXORD            Z13, Z13, Z13
+	VPXORD            Z14, Z14, Z14
+	VPXORD            Z15, Z15, Z15
+	VPXORD            Z16, Z16, Z16
+	LEAQ              (CX)(R8*2), R11
+	VMOVDQU32         (AX), Y1
+	VINSERTI64X4      $0x01, (BX), Z1, Z1
+	VPSRLW            $0x04, Z1, Z18
+	VPANDD            Z3, Z1, Z1
+	VPSHUFB           Z1, Z2, Z1
+	VPDPBUSD.BCST     (CX), Z1, Z9
+	VPDPBUSD.BCST     (CX)(R8*1), Z1, Z10
+	VPDPBUSD.BCST     (CX)(R8*2), Z1, Z11
+	VPDPBUSD.BCST     (R11)(R8*1), Z1, Z12
+	VPANDD            Z3, Z18, Z18
+	VPSHUFB           Z18, Z2, Z18
+	VPDPBUSD.BCST     16(CX), Z18, Z13
+	VPDPBUSD.BCST     16(CX)(R8*1), Z18, Z14
+	VPDPBUSD.BCST     16(CX)(R8*2), Z18, Z15
+	VPDPBUSD.BCST     16(R11)(R8*1), Z18, Z16
+	VMOVDQU32         32(AX), Y19
+	VINSERTI64X4      $0x01, 32(BX), Z19, Z19
+	VPSRLW            $0x04, Z19, Z18
+	VPANDD            Z3, Z19, Z19
+	VPSHUFB           Z19, Z2, Z19
+	VPDPBUSD.BCST     4(CX), Z19, Z9
+	VPDPBUSD.BCST     4(CX)(R8*1), Z19, Z10
+	VPDPBUSD.BCST     4(CX)(R8*2), Z19, Z11
+	VPDPBUSD.BCST     4(R11)(R8*1), Z19, Z12
+	VPANDD            Z3, Z18, Z18
+	VPSHUFB           Z18, Z2, Z18
+	VPDPBUSD.BCST     20(CX), Z18, Z13
+	VPDPBUSD.BCST     20(CX)(R8*1), Z18, Z14
+	VPDPBUSD.BCST     20(CX)(R8*2), Z18, Z15
+	VPDPBUSD.BCST     20(R11)(R8*1), Z18, Z16
+	VMOVDQU32         64(AX), Y20
+	VINSERTI64X4      $0x01, 64(BX), Z20, Z20
+	VPSRLW            $0x04, Z20, Z18
+	VPANDD            Z3, Z20, Z20
+	VPSHUFB           Z20, Z2, Z20
+	VPDPBUSD.BCST     8(CX), Z20, Z9
+	VPDPBUSD.BCST     8(CX)(R8*1), Z20, Z10
+	VPDPBUSD.BCST     8(CX)(R8*2), Z20, Z11
+	VPDPBUSD.BCST     8(R11)(R8*1), Z20, Z12
+	VPANDD            Z3, Z18, Z18
+	VPSHUFB           Z18, Z2, Z18
+	VPDPBUSD.BCST     24(CX), Z18, Z13
+	VPDPBUSD.BCST     24(CX)(R8*1), Z18, Z14
+	VPDPBUSD.BCST     24(CX)(R8*2), Z18, Z15
+	VPDPBUSD.BCST     24(R11)(R8*1), Z18, Z16
+	VMOVDQU32         96(AX), Y21
+	VINSERTI64X4      $0x01, 96(BX), Z21, Z21
+	VPSRLW            $0x04, Z21, Z18
+	VPANDD            Z3, Z21, Z21
+	VPSHUFB           Z21, Z2, Z21
+	VPDPBUSD.BCST     12(CX), Z21, Z9
+	VPDPBUSD.BCST     12(CX)(R8*1), Z21, Z10
+	VPDPBUSD.BCST     12(CX)(R8*2), Z21, Z11
+	VPDPBUSD.BCST     12(R11)(R8*1), Z21, Z12
+	VPANDD            Z3, Z18, Z18
+	VPSHUFB           Z18, Z2, Z18
+	VPDPBUSD.BCST     28(CX), Z18, Z13
+	VPDPBUSD.BCST     28(CX)(R8*1), Z18, Z14
+	VPDPBUSD.BCST     28(CX)(R8*2), Z18, Z15
+	VPDPBUSD.BCST     28(R11)(R8*1), Z18, Z16
+	VCVTDQ2PS         Z0, Z0
+	LEAQ              (DX)(DI*2), R11
+	LEAQ              (SI)(DI*2), R12
+	VPADDD            Z13, Z9, Z9
+	VCVTDQ2PS         Z9, Z9
+	VFNMADD231PS.BCST (SI), Z4, Z9
+	VMULPS            Z0, Z9, Z9
+	VMULPS.BCST       (DX), Z17, Z18
+	VFMADD231PS       Z9, Z18, Z5
+	VPADDD            Z14, Z10, Z10
+	VCVTDQ2PS         Z10, Z10
+	VFNMADD231PS.BCST (SI)(DI*1), Z4, Z10
+	VMULPS            Z0, Z10, Z10
+	VMULPS.BCST       (DX)(DI*1), Z17, Z18
+	VFMADD231PS       Z10, Z18, Z6
+	VPADDD            Z15, Z11, Z11
+	VCVTDQ2PS         Z11, Z11
+	VFNMADD231PS.BCST (SI)(DI*2), Z4, Z11
+	VMULPS            Z0, Z11, Z11
+	VMULPS.BCST       (DX)(DI*2), Z17, Z18
+	VFMADD231PS       Z11, Z18, Z7
+	VPADDD            Z16, Z12, Z12
+	VCVTDQ2PS         Z12, Z12
+	VFNMADD231PS.BCST (R12)(DI*1), Z4, Z12
+	VMULPS            Z0, Z12, Z12
+	VMULPS.BCST       (R11)(DI*1), Z17, Z0
+	VFMADD231PS       Z12, Z0, Z8
+	ADDQ              $0x00000080, AX
+	ADDQ              $0x00000080, BX
+	ADDQ              $0x20, CX
+	ADDQ              $0x04, DX
+	ADDQ              $0x04, SI
+	DECQ              R10
+	JNE               t512x4x32x4block
+	CMPQ              (SP), $0x00
+	JNE               t512x4x32x4span
+	MOVQ              out+0(FP), AX
+	MOVQ              outStride+8(FP), CX
+	VMOVUPS           Z5, (AX)
+	ADDQ              CX, AX
+	VMOVUPS           Z6, (AX)
+	ADDQ              CX, AX
+	VMOVUPS           Z7, (AX)
+	ADDQ              CX, AX
+	VMOVUPS           Z8, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Table4x16x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·avx512Table4x16x1(SB), NOSPLIT, $272-96
+	MOVQ            data+16(FP), AX
+	MOVQ            q+32(FP), CX
+	MOVQ            scale+40(FP), DX
+	MOVQ            panelStride+24(FP), BX
+	ADDQ            AX, BX
+	MOVQ            halves+56(FP), SI
+	MOVQ            blocks+64(FP), DI
+	MOVQ            DI, (SP)
+	MOVQ            groups+80(FP), DI
+	MOVQ            DI, 8(SP)
+	MOVL            $0x0f0f0f0f, DI
+	VPBROADCASTD    DI, Z3
+	MOVQ            table+88(FP), DI
+	VBROADCASTI32X4 (DI), Z2
+	MOVL            $0x80808080, DI
+	VPBROADCASTD    DI, Z0
+	VPXORD          Z0, Z2, Z2
+	MOVL            $0x55555555, DI
+	KMOVD           DI, K1
+	VPXORD          Z4, Z4, Z4
+
+t512x4x16x1span:
+	VCVTPH2PS    (AX), Y7
+	VCVTPH2PS    (BX), Y0
+	VINSERTF64X4 $0x01, Y0, Z7, Z7
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, BX
+	MOVQ         $0x0000000000000010, DI
+	CMPQ         DI, 8(SP)
+	CMOVQGT      8(SP), DI
+	SUBQ         DI, 8(SP)
+	LEAQ         1(DI), R9
+	SHRQ         $0x01, R9
+	SHLQ         $0x03, R9
+	LEAQ         3(DI), R8
+	SHRQ         $0x02, R8
+	LEAQ         (AX)(R9*1), R10
+	LEAQ         16(SP), DI
+	MOVQ         R8, R11
+
+t512x4x16x1spread0:
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R10), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R10
+	ADDQ         $0x20, DI
+	DECQ         R11
+	JNE          t512x4x16x1spread0
+	MOVQ         R10, AX
+	LEAQ         (BX)(R9*1), R9
+	LEAQ         144(SP), DI
+
+t512x4x16x1spread1:
+	VPERMQ       $0x50, (BX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R9), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, BX
+	ADDQ         $0x08, R9
+	ADDQ         $0x20, DI
+	DECQ         R8
+	JNE          t512x4x16x1spread1
+	MOVQ         R9, BX
+	LEAQ         16(SP), DI
+	MOVQ         span+72(FP), R8
+	CMPQ         R8, (SP)
+	CMOVQGT      (SP), R8
+	SUBQ         R8, (SP)
+
+t512x4x16x1block:
+	PREFETCHT0    2048(AX)
+	PREFETCHT0    2112(AX)
+	PREFETCHT0    2048(BX)
+	PREFETCHT0    2112(BX)
+	VMOVQ         (DI), X0
+	VPINSRQ       $0x01, 128(DI), X0, X0
+	VPMOVSXBD     X0, Z0
+	ADDQ          $0x08, DI
+	VMOVQ         (DI), X1
+	VPINSRQ       $0x01, 128(DI), X1, X1
+	VPMOVSXBD     X1, Z12
+	ADDQ          $0x08, DI
+	VPXORD        Z5, Z5, Z5
+	VPXORD        Z6, Z6, Z6
+	VMOVDQU32     (AX), Y1
+	VINSERTI64X4  $0x01, (BX), Z1, Z1
+	VPSRLW        $0x04, Z1, Z13
+	VPANDD        Z3, Z1, Z1
+	VPSHUFB       Z1, Z2, Z1
+	VPDPBUSD.BCST (CX), Z1, Z5
+	VPANDD        Z3, Z13, Z13
+	VPSHUFB       Z13, Z2, Z13
+	VPDPBUSD.BCST 16(CX), Z13, Z6
+	VMOVDQU32     32(AX), Y9
+	VINSERTI64X4  $0x01, 32(BX), Z9, Z9
+	VPSRLW        $0x04, Z9, Z13
+	VPANDD        Z3, Z9, Z9
+	VPSHUFB       Z9, Z2, Z9
+	VPDPBUSD.BCST 4(CX), Z9, Z5
+	VPANDD        Z3, Z13, Z13
+	VPSHUFB       Z13, Z2, Z13
+	VPDPBUSD.BCST 20(CX), Z13, Z6
+	VMOVDQU32     64(AX), Y10
+	VINSERTI64X4  $0x01, 64(BX), Z10, Z10
+	VPSRLW        $0x04, Z10, Z13
+	VPANDD        Z3, Z10, Z10
+	VPSHUFB       Z10, Z2, Z10
+	VPDPBUSD.BCST 8(CX), Z10, Z5
+	VPANDD        Z3, Z13, Z13
+	VPSHUFB       Z13, Z2, Z13
+	VPDPBUSD.BCST 24(CX), Z13, Z6
+	VMOVDQU32     96(AX), Y11
+	VINSERTI64X4  $0x01, 96(BX), Z11, Z11
+	VPSRLW        $0x04, Z11, Z13
+	VPANDD        Z3, Z11, Z11
+	VPSHUFB       Z11, Z2, Z11
+	VPDPBUSD.BCST 12(CX), Z11, Z5
+	VPANDD        Z3, Z13, Z13
+	VPSHUFB       Z13, Z2, Z13
+	VPDPBUSD.BCST 28(CX), Z13, Z6
+	VPSLLD        $0x10, Z12, Z13
+	VMOVDQU16     Z0, K1, Z13
+	VPSLLW        $0x07, Z13, Z13
+	VPMULLD       Z0, Z5, Z5
+	VPMULLD       Z12, Z6, Z6
+	VPADDD        Z6, Z5, Z5
+	VPXORD        Z8, Z8, Z8
+	VPDPWSSD.BCST (SI), Z13, Z8
+	VPSUBD        Z8, Z5, Z5
+	VCVTDQ2PS     Z5, Z5
+	VMULPS.BCST   (DX), Z7, Z0
+	VFMADD231PS   Z5, Z0, Z4
+	ADDQ          $0x00000080, AX
+	ADDQ          $0x00000080, BX
+	ADDQ          $0x20, CX
+	ADDQ          $0x04, DX
+	ADDQ          $0x04, SI
+	DECQ          R8
+	JNE           t512x4x16x1block
+	CMPQ          (SP), $0x00
+	JNE           t512x4x16x1span
+	MOVQ          out+0(FP), AX
+	MOVQ          outStride+8(FP), CX
+	VMOVUPS       Z4, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Table4x16x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+TEXT ·avx512Table4x16x4(SB), NOSPLIT, $272-96
+	MOVQ            data+16(FP), AX
+	MOVQ            q+32(FP), CX
+	MOVQ            scale+40(FP), DX
+	MOVQ            panelStride+24(FP), BX
+	ADDQ            AX, BX
+	MOVQ            halves+56(FP), SI
+	MOVQ            blocks+64(FP), DI
+	MOVQ            DI, (SP)
+	MOVQ            DI, R8
+	SHLQ            $0x05, R8
+	SHLQ            $0x02, DI
+	MOVQ            groups+80(FP), R9
+	MOVQ            R9, 8(SP)
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z3
+	MOVQ            table+88(FP), R9
+	VBROADCASTI32X4 (R9), Z2
+	MOVL            $0x80808080, R9
+	VPBROADCASTD    R9, Z0
+	VPXORD          Z0, Z2, Z2
+	MOVL            $0x55555555, R9
+	KMOVD           R9, K1
+	VPXORD          Z4, Z4, Z4
+	VPXORD          Z5, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+
+t512x4x16x4span:
+	VCVTPH2PS    (AX), Y16
+	VCVTPH2PS    (BX), Y0
+	VINSERTF64X4 $0x01, Y0, Z16, Z16
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, BX
+	MOVQ         $0x0000000000000010, R9
+	CMPQ         R9, 8(SP)
+	CMOVQGT      8(SP), R9
+	SUBQ         R9, 8(SP)
+	LEAQ         1(R9), R11
+	SHRQ         $0x01, R11
+	SHLQ         $0x03, R11
+	LEAQ         3(R9), R10
+	SHRQ         $0x02, R10
+	LEAQ         (AX)(R11*1), R12
+	LEAQ         16(SP), R9
+	MOVQ         R10, R13
+
+t512x4x16x4spread0:
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R12), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R9)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R12
+	ADDQ         $0x20, R9
+	DECQ         R13
+	JNE          t512x4x16x4spread0
+	MOVQ         R12, AX
+	LEAQ         (BX)(R11*1), R11
+	LEAQ         144(SP), R9
+
+t512x4x16x4spread1:
+	VPERMQ       $0x50, (BX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R11), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (R9)
+	ADDQ         $0x10, BX
+	ADDQ         $0x08, R11
+	ADDQ         $0x20, R9
+	DECQ         R10
+	JNE          t512x4x16x4spread1
+	MOVQ         R11, BX
+	LEAQ         16(SP), R9
+	MOVQ         span+72(FP), R10
+	CMPQ         R10, (SP)
+	CMOVQGT      (SP), R10
+	SUBQ         R10, (SP)
+
+t512x4x16x4block:
+	VMOVQ         (R9), X0
+	VPINSRQ       $0x01, 128(R9), X0, X0
+	VPMOVSXBD     X0, Z0
+	ADDQ          $0x08, R9
+	VMOVQ         (R9), X1
+	VPINSRQ       $0x01, 128(R9), X1, X1
+	VPMOVSXBD     X1, Z24
+	ADDQ          $0x08, R9
+	VPXORD        Z8, Z8, Z8
+	VPXORD        Z9, Z9, Z9
+	VPXORD        Z10, Z10, Z10
+	VPXORD        Z11, Z11, Z11
+	VPXORD        Z12, Z12, Z12
+	VPXORD        Z13, Z13, Z13
+	VPXORD        Z14, Z14, Z14
+	VPXORD        Z15, Z15, Z15
+	LEAQ          (CX)(R8*2), R11
+	VMOVDQU32     (AX), Y1
+	VINSERTI64X4  $0x01, (BX), Z1, Z1
+	VPSRLW        $0x04, Z1, Z25
+	VPANDD        Z3, Z1, Z1
+	VPSHUFB       Z1, Z2, Z1
+	VPDPBUSD.BCST (CX), Z1, Z8
+	VPDPBUSD.BCST (CX)(R8*1), Z1, Z9
+	VPDPBUSD.BCST (CX)(R8*2), Z1, Z10
+	VPDPBUSD.BCST (R11)(R8*1), Z1, Z11
+	VPANDD        Z3, Z25, Z25
+	VPSHUFB       Z25, Z2, Z25
+	VPDPBUSD.BCST 16(CX), Z25, Z12
+	VPDPBUSD.BCST 16(CX)(R8*1), Z25, Z13
+	VPDPBUSD.BCST 16(CX)(R8*2), Z25, Z14
+	VPDPBUSD.BCST 16(R11)(R8*1), Z25, Z15
+	VMOVDQU32     32(AX), Y21
+	VINSERTI64X4  $0x01, 32(BX), Z21, Z21
+	VPSRLW        $0x04, Z21, Z25
+	VPANDD        Z3, Z21, Z21
+	VPSHUFB       Z21, Z2, Z21
+	VPDPBUSD.BCST 4(CX), Z21, Z8
+	VPDPBUSD.BCST 4(CX)(R8*1), Z21, Z9
+	VPDPBUSD.BCST 4(CX)(R8*2), Z21, Z10
+	VPDPBUSD.BCST 4(R11)(R8*1), Z21, Z11
+	VPANDD        Z3, Z25, Z25
+	VPSHUFB       Z25, Z2, Z25
+	VPDPBUSD.BCST 20(CX), Z25, Z12
+	VPDPBUSD.BCST 20(CX)(R8*1), Z25, Z13
+	VPDPBUSD.BCST 20(CX)(R8*2), Z25, Z14
+	VPDPBUSD.BCST 20(R11)(R8*1), Z25, Z15
+	VMOVDQU32     64(AX), Y22
+	VINSERTI64X4  $0x01, 64(BX), Z22, Z22
+	VPSRLW        $0x04, Z22, Z25
+	VPANDD        Z3, Z22, Z22
+	VPSHUFB       Z22, Z2, Z22
+	VPDPBUSD.BCST 8(CX), Z22, Z8
+	VPDPBUSD.BCST 8(CX)(R8*1), Z22, Z9
+	VPDPBUSD.BCST 8(CX)(R8*2), Z22, Z10
+	VPDPBUSD.BCST 8(R11)(R8*1), Z22, Z11
+	VPANDD        Z3, Z25, Z25
+	VPSHUFB       Z25, Z2, Z25
+	VPDPBUSD.BCST 24(CX), Z25, Z12
+	VPDPBUSD.BCST 24(CX)(R8*1), Z25, Z13
+	VPDPBUSD.BCST 24(CX)(R8*2), Z25, Z14
+	VPDPBUSD.BCST 24(R11)(R8*1), Z25, Z15
+	VMOVDQU32     96(AX), Y23
+	VINSERTI64X4  $0x01, 96(BX), Z23, Z23
+	VPSRLW        $0x04, Z23, Z25
+	VPANDD        Z3, Z23, Z23
+	VPSHUFB       Z23, Z2, Z23
+	VPDPBUSD.BCST 12(CX), Z23, Z8
+	VPDPBUSD.BCST 12(CX)(R8*1), Z23, Z9
+	VPDPBUSD.BCST 12(CX)(R8*2), Z23, Z10
+	VPDPBUSD.BCST 12(R11)(R8*1), Z23, Z11
+	VPANDD        Z3, Z25, Z25
+	VPSHUFB       Z25, Z2, Z25
+	VPDPBUSD.BCST 28(CX), Z25, Z12
+	VPDPBUSD.BCST 28(CX)(R8*1), Z25, Z13
+	VPDPBUSD.BCST 28(CX)(R8*2), Z25, Z14
+	VPDPBUSD.BCST 28(R11)(R8*1), Z25, Z15
+	VPSLLD        $0x10, Z24, Z25
+	VMOVDQU16     Z0, K1, Z25
+	VPSLLW        $0x07, Z25, Z25
+	LEAQ          (DX)(DI*2), R11
+	LEAQ          (SI)(DI*2), R12
+	VPMULLD       Z0, Z8, Z8
+	VPMULLD       Z24, Z12, Z12
+	VPADDD        Z12, Z8, Z8
+	VPXORD        Z17, Z17, Z17
+	VPDPWSSD.BCST (SI), Z25, Z17
+	VPSUBD        Z17, Z8, Z8
+	VCVTDQ2PS     Z8, Z8
+	VMULPS.BCST   (DX), Z16, Z26
+	VFMADD231PS   Z8, Z26, Z4
+	VPMULLD       Z0, Z9, Z9
+	VPMULLD       Z24, Z13, Z13
+	VPADDD        Z13, Z9, Z9
+	VPXORD        Z18, Z18, Z18
+	VPDPWSSD.BCST (SI)(DI*1), Z25, Z18
+	VPSUBD        Z18, Z9, Z9
+	VCVTDQ2PS     Z9, Z9
+	VMULPS.BCST   (DX)(DI*1), Z16, Z26
+	VFMADD231PS   Z9, Z26, Z5
+	VPMULLD       Z0, Z10, Z10
+	VPMULLD       Z24, Z14, Z14
+	VPADDD        Z14, Z10, Z10
+	VPXORD        Z19, Z19, Z19
+	VPDPWSSD.BCST (SI)(DI*2), Z25, Z19
+	VPSUBD        Z19, Z10, Z10
+	VCVTDQ2PS     Z10, Z10
+	VMULPS.BCST   (DX)(DI*2), Z16, Z26
+	VFMADD231PS   Z10, Z26, Z6
+	VPMULLD       Z0, Z11, Z11
+	VPMULLD       Z24, Z15, Z15
+	VPADDD        Z15, Z11, Z11
+	VPXORD        Z20, Z20, Z20
+	VPDPWSSD.BCST (R12)(DI*1), Z25, Z20
+	VPSUBD        Z20, Z11, Z11
+	VCVTDQ2PS     Z11, Z11
+	VMULPS.BCST   (R11)(DI*1), Z16, Z0
+	VFMADD231PS   Z11, Z0, Z7
+	ADDQ          $0x00000080, AX
+	ADDQ          $0x00000080, BX
+	ADDQ          $0x20, CX
+	ADDQ          $0x04, DX
+	ADDQ          $0x04, SI
+	DECQ          R10
+	JNE           t512x4x16x4block
+	CMPQ          (SP), $0x00
+	JNE           t512x4x16x4span
+	MOVQ          out+0(FP), AX
+	MOVQ          outStride+8(FP), CX
+	VMOVUPS       Z4, (AX)
+	ADDQ          CX, AX
+	VMOVUPS       Z5, (AX)
+	ADDQ          CX, AX
+	VMOVUPS       Z6, (AX)
+	ADDQ          CX, AX
+	VMOVUPS       Z7, (AX)
 	VZEROUPPER
 	RET
 
@@ -8590,14 +10784,14 @@ TEXT ·avx2Widen3x32(SB), NOSPLIT, $128-48
 	MOVQ           blocks+16(FP), DX
 	MOVQ           groups+32(FP), BX
 	MOVQ           table+40(FP), SI
-	VBROADCASTI128 (SI), Y0
+	VBROADCASTI128 (SI), Y2
 
 widen3x32span:
 	MOVQ      span+24(FP), DI
 	CMPQ      DI, DX
 	CMOVQGT   DX, DI
 	SUBQ      DI, DX
-	VCVTPH2PS (CX), Y1
+	VCVTPH2PS (CX), Y3
 	ADDQ      $0x10, CX
 	MOVQ      $0x0000000000000008, R8
 	CMPQ      R8, BX
@@ -8612,16 +10806,16 @@ widen3x32span:
 	LEAQ      (SP), SI
 
 widen3x32spread0:
-	VPERMQ       $0x50, (CX), Y2
-	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
-	VPAND        lowNibbles<>+0(SB), Y2, Y2
-	VPBROADCASTQ (R9), Y3
-	VPSRLVQ      pairShifts<>+0(SB), Y3, Y3
-	VPAND        lowPairs<>+0(SB), Y3, Y3
-	VPSLLW       $0x04, Y3, Y3
-	VPOR         Y3, Y2, Y2
-	VPSUBB       subBias<>+0(SB), Y2, Y2
-	VMOVDQU      Y2, (SI)
+	VPERMQ       $0x50, (CX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R9), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (SI)
 	ADDQ         $0x10, CX
 	ADDQ         $0x08, R9
 	ADDQ         $0x20, SI
@@ -8631,128 +10825,128 @@ widen3x32spread0:
 	LEAQ         (SP), SI
 
 widen3x32block:
-	VPBROADCASTQ (SI), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (SI), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, SI
-	VMOVDQU      (CX), Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      (CX), Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSLLW       $0x02, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, (AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 64(AX)
-	VMOVDQU      32(CX), Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 64(AX)
+	VMOVDQU      32(CX), Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSLLW       $0x01, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 128(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 192(AX)
-	VMOVDQU      (CX), Y3
-	VPSRLW       $0x02, Y3, Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 192(AX)
+	VMOVDQU      (CX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 256(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 320(AX)
-	VMOVDQU      32(CX), Y3
-	VPSRLW       $0x02, Y3, Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 320(AX)
+	VMOVDQU      32(CX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSRLW       $0x01, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 384(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 448(AX)
-	VMOVDQU      (CX), Y3
-	VPSRLW       $0x04, Y3, Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 448(AX)
+	VMOVDQU      (CX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSRLW       $0x02, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 512(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 576(AX)
-	VMOVDQU      32(CX), Y3
-	VPSRLW       $0x04, Y3, Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 576(AX)
+	VMOVDQU      32(CX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSRLW       $0x03, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 640(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 704(AX)
-	VMOVDQU      (CX), Y3
-	VPSRLW       $0x06, Y3, Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 704(AX)
+	VMOVDQU      (CX), Y1
+	VPSRLW       $0x06, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSRLW       $0x04, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 768(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 832(AX)
-	VMOVDQU      32(CX), Y3
-	VPSRLW       $0x06, Y3, Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 832(AX)
+	VMOVDQU      32(CX), Y1
+	VPSRLW       $0x06, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSRLW       $0x05, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 896(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 960(AX)
-	VMOVUPS      Y1, 1024(AX)
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 960(AX)
+	VMOVUPS      Y3, 1024(AX)
 	ADDQ         $0x00000060, CX
 	ADDQ         $0x00000440, AX
 	DECQ         DI
@@ -8770,14 +10964,14 @@ TEXT ·avx2Widen3x16(SB), NOSPLIT, $128-48
 	MOVQ           blocks+16(FP), DX
 	MOVQ           groups+32(FP), BX
 	MOVQ           table+40(FP), SI
-	VBROADCASTI128 (SI), Y0
+	VBROADCASTI128 (SI), Y2
 
 widen3x16span:
 	MOVQ      span+24(FP), DI
 	CMPQ      DI, DX
 	CMOVQGT   DX, DI
 	SUBQ      DI, DX
-	VCVTPH2PS (CX), Y1
+	VCVTPH2PS (CX), Y3
 	ADDQ      $0x10, CX
 	MOVQ      $0x0000000000000010, R8
 	CMPQ      R8, BX
@@ -8792,16 +10986,16 @@ widen3x16span:
 	LEAQ      (SP), SI
 
 widen3x16spread0:
-	VPERMQ       $0x50, (CX), Y2
-	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
-	VPAND        lowNibbles<>+0(SB), Y2, Y2
-	VPBROADCASTQ (R9), Y3
-	VPSRLVQ      pairShifts<>+0(SB), Y3, Y3
-	VPAND        lowPairs<>+0(SB), Y3, Y3
-	VPSLLW       $0x04, Y3, Y3
-	VPOR         Y3, Y2, Y2
-	VPSUBB       subBias<>+0(SB), Y2, Y2
-	VMOVDQU      Y2, (SI)
+	VPERMQ       $0x50, (CX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R9), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (SI)
 	ADDQ         $0x10, CX
 	ADDQ         $0x08, R9
 	ADDQ         $0x20, SI
@@ -8811,132 +11005,132 @@ widen3x16spread0:
 	LEAQ         (SP), SI
 
 widen3x16block:
-	VPBROADCASTQ (SI), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (SI), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, SI
-	VMOVDQU      (CX), Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      (CX), Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSLLW       $0x02, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, (AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 64(AX)
-	VMOVDQU      32(CX), Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 64(AX)
+	VMOVDQU      32(CX), Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSLLW       $0x01, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 128(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 192(AX)
-	VMOVDQU      (CX), Y3
-	VPSRLW       $0x02, Y3, Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 192(AX)
+	VMOVDQU      (CX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 256(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 320(AX)
-	VMOVDQU      32(CX), Y3
-	VPSRLW       $0x02, Y3, Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 320(AX)
+	VMOVDQU      32(CX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSRLW       $0x01, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 384(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 448(AX)
-	VPBROADCASTQ (SI), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 448(AX)
+	VPBROADCASTQ (SI), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, SI
-	VMOVDQU      (CX), Y3
-	VPSRLW       $0x04, Y3, Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VMOVDQU      (CX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSRLW       $0x02, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 512(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 576(AX)
-	VMOVDQU      32(CX), Y3
-	VPSRLW       $0x04, Y3, Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 576(AX)
+	VMOVDQU      32(CX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSRLW       $0x03, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 640(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 704(AX)
-	VMOVDQU      (CX), Y3
-	VPSRLW       $0x06, Y3, Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 704(AX)
+	VMOVDQU      (CX), Y1
+	VPSRLW       $0x06, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSRLW       $0x04, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 768(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 832(AX)
-	VMOVDQU      32(CX), Y3
-	VPSRLW       $0x06, Y3, Y3
-	VPAND        twoBits<>+0(SB), Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 832(AX)
+	VMOVDQU      32(CX), Y1
+	VPSRLW       $0x06, Y1, Y1
+	VPAND        twoBits<>+0(SB), Y1, Y1
 	VMOVDQU      64(CX), Y4
 	VPSRLW       $0x05, Y4, Y4
 	VPAND        thirdBits<>+0(SB), Y4, Y4
-	VPOR         Y4, Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPOR         Y4, Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 896(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 960(AX)
-	VMOVUPS      Y1, 1024(AX)
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 960(AX)
+	VMOVUPS      Y3, 1024(AX)
 	ADDQ         $0x00000060, CX
 	ADDQ         $0x00000440, AX
 	DECQ         DI
@@ -9050,14 +11244,14 @@ TEXT ·avx2Widen4x32(SB), NOSPLIT, $128-48
 	MOVQ           blocks+16(FP), DX
 	MOVQ           groups+32(FP), BX
 	MOVQ           table+40(FP), SI
-	VBROADCASTI128 (SI), Y0
+	VBROADCASTI128 (SI), Y2
 
 widen4x32span:
 	MOVQ      span+24(FP), DI
 	CMPQ      DI, DX
 	CMOVQGT   DX, DI
 	SUBQ      DI, DX
-	VCVTPH2PS (CX), Y1
+	VCVTPH2PS (CX), Y3
 	ADDQ      $0x10, CX
 	MOVQ      $0x0000000000000008, R8
 	CMPQ      R8, BX
@@ -9072,16 +11266,16 @@ widen4x32span:
 	LEAQ      (SP), SI
 
 widen4x32spread0:
-	VPERMQ       $0x50, (CX), Y2
-	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
-	VPAND        lowNibbles<>+0(SB), Y2, Y2
-	VPBROADCASTQ (R9), Y3
-	VPSRLVQ      pairShifts<>+0(SB), Y3, Y3
-	VPAND        lowPairs<>+0(SB), Y3, Y3
-	VPSLLW       $0x04, Y3, Y3
-	VPOR         Y3, Y2, Y2
-	VPSUBB       subBias<>+0(SB), Y2, Y2
-	VMOVDQU      Y2, (SI)
+	VPERMQ       $0x50, (CX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R9), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (SI)
 	ADDQ         $0x10, CX
 	ADDQ         $0x08, R9
 	ADDQ         $0x20, SI
@@ -9091,95 +11285,95 @@ widen4x32spread0:
 	LEAQ         (SP), SI
 
 widen4x32block:
-	VPBROADCASTQ (SI), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (SI), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, SI
-	VMOVDQU      (CX), Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VMOVDQU      (CX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, (AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 64(AX)
-	VMOVDQU      32(CX), Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 64(AX)
+	VMOVDQU      32(CX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 128(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 192(AX)
-	VMOVDQU      64(CX), Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 192(AX)
+	VMOVDQU      64(CX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 256(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 320(AX)
-	VMOVDQU      96(CX), Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 320(AX)
+	VMOVDQU      96(CX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 384(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 448(AX)
-	VMOVDQU      (CX), Y3
-	VPSRLW       $0x04, Y3, Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 448(AX)
+	VMOVDQU      (CX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 512(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 576(AX)
-	VMOVDQU      32(CX), Y3
-	VPSRLW       $0x04, Y3, Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 576(AX)
+	VMOVDQU      32(CX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 640(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 704(AX)
-	VMOVDQU      64(CX), Y3
-	VPSRLW       $0x04, Y3, Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 704(AX)
+	VMOVDQU      64(CX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 768(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 832(AX)
-	VMOVDQU      96(CX), Y3
-	VPSRLW       $0x04, Y3, Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 832(AX)
+	VMOVDQU      96(CX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 896(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 960(AX)
-	VMOVUPS      Y1, 1024(AX)
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 960(AX)
+	VMOVUPS      Y3, 1024(AX)
 	ADDQ         $0x00000080, CX
 	ADDQ         $0x00000440, AX
 	DECQ         DI
@@ -9197,14 +11391,14 @@ TEXT ·avx2Widen4x16(SB), NOSPLIT, $128-48
 	MOVQ           blocks+16(FP), DX
 	MOVQ           groups+32(FP), BX
 	MOVQ           table+40(FP), SI
-	VBROADCASTI128 (SI), Y0
+	VBROADCASTI128 (SI), Y2
 
 widen4x16span:
 	MOVQ      span+24(FP), DI
 	CMPQ      DI, DX
 	CMOVQGT   DX, DI
 	SUBQ      DI, DX
-	VCVTPH2PS (CX), Y1
+	VCVTPH2PS (CX), Y3
 	ADDQ      $0x10, CX
 	MOVQ      $0x0000000000000010, R8
 	CMPQ      R8, BX
@@ -9219,16 +11413,16 @@ widen4x16span:
 	LEAQ      (SP), SI
 
 widen4x16spread0:
-	VPERMQ       $0x50, (CX), Y2
-	VPSRLVQ      nibbleShifts<>+0(SB), Y2, Y2
-	VPAND        lowNibbles<>+0(SB), Y2, Y2
-	VPBROADCASTQ (R9), Y3
-	VPSRLVQ      pairShifts<>+0(SB), Y3, Y3
-	VPAND        lowPairs<>+0(SB), Y3, Y3
-	VPSLLW       $0x04, Y3, Y3
-	VPOR         Y3, Y2, Y2
-	VPSUBB       subBias<>+0(SB), Y2, Y2
-	VMOVDQU      Y2, (SI)
+	VPERMQ       $0x50, (CX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R9), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (SI)
 	ADDQ         $0x10, CX
 	ADDQ         $0x08, R9
 	ADDQ         $0x20, SI
@@ -9238,99 +11432,99 @@ widen4x16spread0:
 	LEAQ         (SP), SI
 
 widen4x16block:
-	VPBROADCASTQ (SI), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPBROADCASTQ (SI), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, SI
-	VMOVDQU      (CX), Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VMOVDQU      (CX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, (AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 64(AX)
-	VMOVDQU      32(CX), Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 64(AX)
+	VMOVDQU      32(CX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 128(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 192(AX)
-	VMOVDQU      64(CX), Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 192(AX)
+	VMOVDQU      64(CX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 256(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 320(AX)
-	VMOVDQU      96(CX), Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 320(AX)
+	VMOVDQU      96(CX), Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 384(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 448(AX)
-	VPBROADCASTQ (SI), Y2
-	VPSHUFB      subPairs<>+0(SB), Y2, Y2
-	VPSRAW       $0x08, Y2, Y2
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 448(AX)
+	VPBROADCASTQ (SI), Y0
+	VPSHUFB      subPairs<>+0(SB), Y0, Y0
+	VPSRAW       $0x08, Y0, Y0
 	ADDQ         $0x08, SI
-	VMOVDQU      (CX), Y3
-	VPSRLW       $0x04, Y3, Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VMOVDQU      (CX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 512(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 576(AX)
-	VMOVDQU      32(CX), Y3
-	VPSRLW       $0x04, Y3, Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 576(AX)
+	VMOVDQU      32(CX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 640(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 704(AX)
-	VMOVDQU      64(CX), Y3
-	VPSRLW       $0x04, Y3, Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 704(AX)
+	VMOVDQU      64(CX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 768(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 832(AX)
-	VMOVDQU      96(CX), Y3
-	VPSRLW       $0x04, Y3, Y3
-	VPAND        nibbles<>+0(SB), Y3, Y3
-	VPSHUFB      Y3, Y0, Y3
-	VPSLLW       $0x08, Y3, Y4
-	VPSRAW       $0x08, Y3, Y3
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 832(AX)
+	VMOVDQU      96(CX), Y1
+	VPSRLW       $0x04, Y1, Y1
+	VPAND        nibbles<>+0(SB), Y1, Y1
+	VPSHUFB      Y1, Y2, Y1
+	VPSLLW       $0x08, Y1, Y4
+	VPSRAW       $0x08, Y1, Y1
 	VPSRAW       $0x08, Y4, Y4
-	VPMULLW      Y2, Y4, Y4
+	VPMULLW      Y0, Y4, Y4
 	VMOVDQU      Y4, 896(AX)
-	VPMULLW      Y2, Y3, Y3
-	VMOVDQU      Y3, 960(AX)
-	VMOVUPS      Y1, 1024(AX)
+	VPMULLW      Y0, Y1, Y1
+	VMOVDQU      Y1, 960(AX)
+	VMOVUPS      Y3, 1024(AX)
 	ADDQ         $0x00000080, CX
 	ADDQ         $0x00000440, AX
 	DECQ         DI

@@ -38,6 +38,7 @@ func TestTilesGiveTheBitsOfSingleTokens(t *testing.T) {
 						set.Quantize(&a, i, x)
 						set.QuantizeFine(&f, i, x, make([]float32, cols))
 					}
+					halve(set, s, &a)
 					n := set.Tile(&a, kernel.Tiled(s))
 					if set.Name == "avx2" && s.Bits < 8 {
 						require.Equal(t, (tokens+first)/8, n)
@@ -126,6 +127,7 @@ func TestPanelsAreExact(t *testing.T) {
 					}
 					a.Scale[i], a.Sum[i] = 1, float32(sum)
 				}
+				halve(set, s, &a)
 				for i := range set.Tile(&a, kernel.Tiled(s)) {
 					set.Arrange(&a, i)
 				}

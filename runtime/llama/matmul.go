@@ -82,6 +82,7 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 		}
 		j.halves = j.halves || p.w.form != nil && p.w.form.Layout == kernel.Super6
 		if j.coarse && p.w.matrix != nil {
+			j.halves = j.halves || e.kernels.Halved(p.w.matrix.Scheme)
 			j.tiles |= kernel.Tiled(p.w.matrix.Scheme)
 		}
 		for i := range p.w.shares {
@@ -140,6 +141,9 @@ func (s *Session) quantizeRow(worker, t int) {
 	}
 	if s.job.limit > 0 {
 		e.kernels.QuantizeStatic(&s.codes, t, row, s.job.limit)
+		if s.job.halves {
+			e.kernels.Halve(&s.codes, t)
+		}
 		return
 	}
 	w := &e.scratch[worker]

@@ -43,6 +43,7 @@ func main() {
 		panels512(bits, 4)
 	}
 	tables()
+	tables512()
 	wides()
 	slivers()
 	dot()

@@ -130,7 +130,8 @@ type tableLoop struct {
 	bits, group int
 	entries     reg.VecVirtual
 	scales      []reg.VecVirtual // of half precision, those of a panel each
-	groups, at  reg.Register     // that are left, and the next block's in spread
+	groups      Op               // that are left, in a register or in memory
+	at          reg.Register     // the next block's in spread
 	spread      Mem
 	subs        []reg.VecVirtual // a group's integers, twice each, as words
 }
@@ -141,6 +142,11 @@ func (t *tableLoop) head(bases []reg.GPVirtual, label func(string) string) {
 		VCVTPH2PS(at(base, 0), t.scales[p])
 		ADDQ(Imm(16), base)
 	}
+	t.spreads(bases, label)
+}
+
+// spreads spreads the integers of two-level scales, which the bases point to, and moves these on to codes.
+func (t *tableLoop) spreads(bases []reg.GPVirtual, label func(string) string) {
 	if t.group == 0 {
 		return
 	}
@@ -168,7 +174,7 @@ func (t *tableLoop) spreadSubs(base, high, quads reg.Register, spread Mem, label
 	LEAQ(spread, t.at)
 	MOVQ(quads, n)
 	Label(label)
-	v, h := YMM(), YMM()
+	v, h := reg.Y0, reg.Y1            // by name: of 32 registers, others may be given that these instructions cannot name
 	VPERMQ(Imm(0x50), at(base, 0), v) // the bytes of two pairs of groups, twice each
 	VPSRLVQ(nibbleShifts, v, v)
 	VPAND(lowNibbles, v, v)
