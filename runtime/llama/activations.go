@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"qtool/formats/packed"
 )
 
 // Activations is how the inputs of matrices with integer codes are rounded.
@@ -148,6 +150,17 @@ func (l *linear) bits() int {
 		return l.matrix.Scheme.Bits
 	}
 	return l.form.Bits()
+}
+
+// scheme is that of the panels, if the kernels' own loops multiply them.
+func (l *linear) scheme() (packed.Scheme, bool) {
+	switch {
+	case l.matrix != nil:
+		return l.matrix.Scheme, true
+	case l.form != nil && l.form.Layout == 0:
+		return l.form.Scheme, true
+	}
+	return packed.Scheme{}, false
 }
 
 // limit is the range of activations that a matrix was calibrated for, 0 for none.

@@ -81,9 +81,9 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 			j.fine = true
 		}
 		j.halves = j.halves || p.w.form != nil && p.w.form.Layout == kernel.Super6
-		if j.coarse && p.w.matrix != nil {
-			j.halves = j.halves || e.kernels.Halved(p.w.matrix.Scheme)
-			j.tiles |= kernel.Tiled(p.w.matrix.Scheme)
+		if scheme, ok := p.w.scheme(); ok && j.coarse {
+			j.halves = j.halves || e.kernels.Halved(scheme)
+			j.tiles |= kernel.Tiled(scheme)
 		}
 		for i := range p.w.shares {
 			e.counts[i] += p.w.shares[i].units()
