@@ -21,8 +21,8 @@ func panel8AVX512(p panelArgs) {
 	panelsAVX512(p, panel8AVX2, avx512Panel8x1, avx512Panel8x4, 1, bias)
 }
 
-// panelsAVX512 takes panels by twos, and tokens by fours, whose unpacked codes are shared. An odd panel is
-// left to narrower vectors.
+// panelsAVX512 takes panels by twos, and tokens by fours, whose unpacked codes are shared. An odd panel, the last, is left to
+// narrower vectors.
 func panelsAVX512(p panelArgs, odd func(panelArgs), one, four panelLoop[int8], factor, bias float32) {
 	blocks := (p.cols + packed.Block - 1) / packed.Block
 	if blocks == 0 {
@@ -30,22 +30,39 @@ func panelsAVX512(p panelArgs, odd func(panelArgs), one, four panelLoop[int8], f
 		return
 	}
 	size, group := p.scheme.PanelBytes(p.cols), p.scheme.Group/packed.Block
-	i := 0
-	for ; i+2 <= p.panels; i += 2 {
-		t := 0
-		for ; t < p.tokens; t++ {
-			loop, n := one, 1
-			if t+4 <= p.tokens {
-				loop, n = four, 4
-			}
-			loop(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*size], size,
-				&p.q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], blocks, group, p.scheme.Asym, factor, bias)
-			t += n - 1
+	pairs512(p, func(i, apart, t, tokens int) {
+		loop, outStride := one, 4*apart*packed.Panel
+		if tokens > 1 {
+			loop, outStride = four, 4*p.stride
 		}
-	}
-	if i < p.panels {
+		loop(&p.out[t*p.stride+i*packed.Panel], outStride, &p.data[i*size], apart*size,
+			&p.q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], blocks, group, p.scheme.Asym, factor, bias)
+	})
+	if i := p.panels &^ 1; i < p.panels {
 		p.data, p.out, p.panels = p.data[i*size:], p.out[i*packed.Panel:], 1
 		odd(p)
+	}
+}
+
+// pairs512 goes over all pairs of panels and all tokens, whose loop is given panels i and i + apart, and t … t + tokens-1, one or four. Where there
+// is one token, weights come from memory: then there are two streams of them, each of neighbouring panels, as in tokensAVX2. With more, neighbours
+// are a pair, so that both panels' sums of a token are one vector.
+func pairs512(p panelArgs, loop func(i, apart, t, tokens int)) {
+	if p.tokens == 1 {
+		half := p.panels / 2
+		for i := range half {
+			loop(i, half, 0, 1)
+		}
+		return
+	}
+	for i := 0; i+2 <= p.panels; i += 2 {
+		t := 0
+		for ; t+4 <= p.tokens; t += 4 {
+			loop(i, 1, t, 4)
+		}
+		for ; t < p.tokens; t++ {
+			loop(i, 1, t, 1)
+		}
 	}
 }
 
@@ -82,22 +99,19 @@ func tableAVX512(p panelArgs) {
 	}
 	one, four := tableLoops512(p.scheme)
 	size, span, groups := p.scheme.PanelBytes(p.cols), p.scheme.Span()/packed.Block, p.scheme.Groups(p.cols)
-	i := 0
-	for ; i+2 <= p.panels; i += 2 {
-		for t, n := 0, 0; t < p.tokens; t += n {
-			var loop tableLoop512
-			if loop, n = one, 1; t+4 <= p.tokens {
-				loop, n = four, 4
-			}
-			var halves *int16
-			if halved(p.scheme) {
-				halves = &p.halves[2*t*blocks]
-			}
-			loop(&p.out[t*p.stride+i*packed.Panel], 4*p.stride, &p.data[i*size], size,
-				&p.q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], halves, blocks, span, groups, &p.table[0])
+	pairs512(p, func(i, apart, t, tokens int) {
+		loop, outStride := one, 4*apart*packed.Panel
+		if tokens > 1 {
+			loop, outStride = four, 4*p.stride
 		}
-	}
-	if i < p.panels {
+		var halves *int16
+		if halved(p.scheme) {
+			halves = &p.halves[2*t*blocks]
+		}
+		loop(&p.out[t*p.stride+i*packed.Panel], outStride, &p.data[i*size], apart*size,
+			&p.q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], halves, blocks, span, groups, &p.table[0])
+	})
+	if i := p.panels &^ 1; i < p.panels {
 		p.data, p.out, p.panels = p.data[i*size:], p.out[i*packed.Panel:], 1
 		tableAVX2(p)
 	}

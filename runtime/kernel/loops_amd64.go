@@ -74,22 +74,22 @@ func avx2TileFine(out *float32, outStride int, data *byte, panelStride int, pane
 //go:noescape
 func avx2TileFineSym(out *float32, outStride int, data *byte, panelStride int, panels int, x *uint32, results *float32, blocks int, group int, add bool, asym bool, zeroFactor float32, zeroBias float32)
 
-// avx512Panel4x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, group is in blocks.
+// avx512Panel4x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, outStride is that of panels, group is in blocks.
 //
 //go:noescape
 func avx512Panel4x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
 
-// avx512Panel4x4 multiplies 2 panels of 4-bit codes with 4 tokens; strides are in bytes, group is in blocks.
+// avx512Panel4x4 multiplies 2 panels of 4-bit codes with 4 tokens; strides are in bytes, outStride is that of tokens, group is in blocks.
 //
 //go:noescape
 func avx512Panel4x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
 
-// avx512Panel8x1 multiplies 2 panels of 8-bit codes with 1 tokens; strides are in bytes, group is in blocks.
+// avx512Panel8x1 multiplies 2 panels of 8-bit codes with 1 tokens; strides are in bytes, outStride is that of panels, group is in blocks.
 //
 //go:noescape
 func avx512Panel8x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
 
-// avx512Panel8x4 multiplies 2 panels of 8-bit codes with 4 tokens; strides are in bytes, group is in blocks.
+// avx512Panel8x4 multiplies 2 panels of 8-bit codes with 4 tokens; strides are in bytes, outStride is that of tokens, group is in blocks.
 //
 //go:noescape
 func avx512Panel8x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
@@ -184,62 +184,62 @@ func avx2Table4x16x2x1(out *float32, outStride int, data *byte, dataStride int, 
 //go:noescape
 func avx2Table4x16x1x4(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 
-// avx512Table3x0x1 multiplies 2 panels of 3-bit codes with 1 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+// avx512Table3x0x1 multiplies 2 panels of 3-bit codes with 1 tokens; strides are in bytes, outStride is that of panels, span in blocks. sum or halves is read, by the groups.
 //
 //go:noescape
 func avx512Table3x0x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
 
-// avx512Table3x0x4 multiplies 2 panels of 3-bit codes with 4 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+// avx512Table3x0x4 multiplies 2 panels of 3-bit codes with 4 tokens; strides are in bytes, outStride is that of tokens, span in blocks. sum or halves is read, by the groups.
 //
 //go:noescape
 func avx512Table3x0x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
 
-// avx512Table3x32x1 multiplies 2 panels of 3-bit codes with 1 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+// avx512Table3x32x1 multiplies 2 panels of 3-bit codes with 1 tokens; strides are in bytes, outStride is that of panels, span in blocks. sum or halves is read, by the groups.
 //
 //go:noescape
 func avx512Table3x32x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
 
-// avx512Table3x32x4 multiplies 2 panels of 3-bit codes with 4 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+// avx512Table3x32x4 multiplies 2 panels of 3-bit codes with 4 tokens; strides are in bytes, outStride is that of tokens, span in blocks. sum or halves is read, by the groups.
 //
 //go:noescape
 func avx512Table3x32x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
 
-// avx512Table3x16x1 multiplies 2 panels of 3-bit codes with 1 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+// avx512Table3x16x1 multiplies 2 panels of 3-bit codes with 1 tokens; strides are in bytes, outStride is that of panels, span in blocks. sum or halves is read, by the groups.
 //
 //go:noescape
 func avx512Table3x16x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
 
-// avx512Table3x16x4 multiplies 2 panels of 3-bit codes with 4 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+// avx512Table3x16x4 multiplies 2 panels of 3-bit codes with 4 tokens; strides are in bytes, outStride is that of tokens, span in blocks. sum or halves is read, by the groups.
 //
 //go:noescape
 func avx512Table3x16x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
 
-// avx512Table4x0x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+// avx512Table4x0x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, outStride is that of panels, span in blocks. sum or halves is read, by the groups.
 //
 //go:noescape
 func avx512Table4x0x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
 
-// avx512Table4x0x4 multiplies 2 panels of 4-bit codes with 4 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+// avx512Table4x0x4 multiplies 2 panels of 4-bit codes with 4 tokens; strides are in bytes, outStride is that of tokens, span in blocks. sum or halves is read, by the groups.
 //
 //go:noescape
 func avx512Table4x0x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
 
-// avx512Table4x32x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+// avx512Table4x32x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, outStride is that of panels, span in blocks. sum or halves is read, by the groups.
 //
 //go:noescape
 func avx512Table4x32x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
 
-// avx512Table4x32x4 multiplies 2 panels of 4-bit codes with 4 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+// avx512Table4x32x4 multiplies 2 panels of 4-bit codes with 4 tokens; strides are in bytes, outStride is that of tokens, span in blocks. sum or halves is read, by the groups.
 //
 //go:noescape
 func avx512Table4x32x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
 
-// avx512Table4x16x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+// avx512Table4x16x1 multiplies 2 panels of 4-bit codes with 1 tokens; strides are in bytes, outStride is that of panels, span in blocks. sum or halves is read, by the groups.
 //
 //go:noescape
 func avx512Table4x16x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
 
-// avx512Table4x16x4 multiplies 2 panels of 4-bit codes with 4 tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.
+// avx512Table4x16x4 multiplies 2 panels of 4-bit codes with 4 tokens; strides are in bytes, outStride is that of tokens, span in blocks. sum or halves is read, by the groups.
 //
 //go:noescape
 func avx512Table4x16x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)

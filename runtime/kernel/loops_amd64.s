@@ -506,6 +506,7 @@ p4x1x1asym:
 p4x1x1block:
 	PREFETCHT0   2048(CX)
 	PREFETCHT0   2112(CX)
+	PREFETCHT0   2176(CX)
 	VMOVDQU      nibbles<>+0(SB), Y7
 	VMOVDQU      (CX), Y4
 	VPSRLW       $0x04, Y4, Y5
@@ -616,8 +617,10 @@ p4x1x2asym:
 p4x1x2block:
 	PREFETCHT0   2048(DX)
 	PREFETCHT0   2112(DX)
+	PREFETCHT0   2176(DX)
 	PREFETCHT0   2048(BX)
 	PREFETCHT0   2112(BX)
+	PREFETCHT0   2176(BX)
 	VMOVDQU      nibbles<>+0(SB), Y13
 	VMOVDQU      (DX), Y8
 	VPSRLW       $0x04, Y8, Y10
@@ -961,6 +964,7 @@ p8x1x1block:
 	PREFETCHT0   2112(CX)
 	PREFETCHT0   2176(CX)
 	PREFETCHT0   2240(CX)
+	PREFETCHT0   2304(CX)
 	VMOVDQU      ones<>+0(SB), Y7
 	VMOVDQU      (CX), Y4
 	VPABSB       Y4, Y5
@@ -1087,10 +1091,12 @@ p8x1x2block:
 	PREFETCHT0   2112(DX)
 	PREFETCHT0   2176(DX)
 	PREFETCHT0   2240(DX)
+	PREFETCHT0   2304(DX)
 	PREFETCHT0   2048(BX)
 	PREFETCHT0   2112(BX)
 	PREFETCHT0   2176(BX)
 	PREFETCHT0   2240(BX)
+	PREFETCHT0   2304(BX)
 	VMOVDQU      ones<>+0(SB), Y13
 	VMOVDQU      (DX), Y8
 	VPABSB       Y8, Y10
@@ -1522,6 +1528,7 @@ pFinex1x1block:
 	PREFETCHT0   2112(CX)
 	PREFETCHT0   2176(CX)
 	PREFETCHT0   2240(CX)
+	PREFETCHT0   2304(CX)
 	VMOVDQU      (CX), Y5
 	VPSLLW       $0x08, Y5, Y4
 	VPSRAW       $0x08, Y5, Y5
@@ -1671,10 +1678,12 @@ pFinex1x2block:
 	PREFETCHT0   2112(DX)
 	PREFETCHT0   2176(DX)
 	PREFETCHT0   2240(DX)
+	PREFETCHT0   2304(DX)
 	PREFETCHT0   2048(BX)
 	PREFETCHT0   2112(BX)
 	PREFETCHT0   2176(BX)
 	PREFETCHT0   2240(BX)
+	PREFETCHT0   2304(BX)
 	VMOVDQU      (DX), Y10
 	VPSLLW       $0x08, Y10, Y8
 	VPSRAW       $0x08, Y10, Y10
@@ -3634,7 +3643,7 @@ tileFineSymblock:
 	RET
 
 // func avx512Panel4x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
 TEXT ·avx512Panel4x1(SB), NOSPLIT, $0-84
 	MOVQ         data+16(FP), AX
 	MOVQ         panelStride+24(FP), CX
@@ -3674,6 +3683,12 @@ w4x1asym:
 	ADDQ         $0x18, CX
 
 w4x1block:
+	PREFETCHT0        2048(AX)
+	PREFETCHT0        2112(AX)
+	PREFETCHT0        2176(AX)
+	PREFETCHT0        2048(CX)
+	PREFETCHT0        2112(CX)
+	PREFETCHT0        2176(CX)
 	VPXORD            Z1, Z1, Z1
 	VPXORD            Z2, Z2, Z2
 	VMOVDQU32         (AX), Y8
@@ -3720,7 +3735,8 @@ w4x1block:
 	JNE               w4x1group
 	MOVQ              out+0(FP), AX
 	MOVQ              outStride+8(FP), CX
-	VMOVUPS           Z0, (AX)
+	VMOVUPS           Y0, (AX)
+	VEXTRACTF64X4     $0x01, Z0, (AX)(CX*1)
 	VZEROUPPER
 	RET
 
@@ -3877,7 +3893,7 @@ w4x4block:
 	RET
 
 // func avx512Panel8x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
-// Requires: AVX, AVX2, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+// Requires: AVX, AVX2, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
 TEXT ·avx512Panel8x1(SB), NOSPLIT, $0-84
 	MOVQ         data+16(FP), AX
 	MOVQ         panelStride+24(FP), CX
@@ -3917,6 +3933,16 @@ w8x1asym:
 	ADDQ         $0x18, CX
 
 w8x1block:
+	PREFETCHT0        2048(AX)
+	PREFETCHT0        2112(AX)
+	PREFETCHT0        2176(AX)
+	PREFETCHT0        2240(AX)
+	PREFETCHT0        2304(AX)
+	PREFETCHT0        2048(CX)
+	PREFETCHT0        2112(CX)
+	PREFETCHT0        2176(CX)
+	PREFETCHT0        2240(CX)
+	PREFETCHT0        2304(CX)
 	VPXORD            Z1, Z1, Z1
 	VPXORD            Z2, Z2, Z2
 	VMOVDQU32         (AX), Y8
@@ -3967,7 +3993,8 @@ w8x1block:
 	JNE               w8x1group
 	MOVQ              out+0(FP), AX
 	MOVQ              outStride+8(FP), CX
-	VMOVUPS           Z0, (AX)
+	VMOVUPS           Y0, (AX)
+	VEXTRACTF64X4     $0x01, Z0, (AX)(CX*1)
 	VZEROUPPER
 	RET
 
@@ -4149,6 +4176,7 @@ t3x0x1x1span:
 t3x0x1x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
+	PREFETCHT0   2176(AX)
 	VMOVDQU      (AX), Y4
 	VPAND        twoBits<>+0(SB), Y4, Y4
 	VMOVDQU      64(AX), Y6
@@ -4301,8 +4329,10 @@ t3x0x2x1span:
 t3x0x2x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
+	PREFETCHT0   2176(AX)
 	PREFETCHT0   2048(CX)
 	PREFETCHT0   2112(CX)
+	PREFETCHT0   2176(CX)
 	VPBROADCASTD (DX), Y10
 	VMOVDQU      (AX), Y7
 	VPAND        twoBits<>+0(SB), Y7, Y7
@@ -4876,6 +4906,7 @@ t3x32x1x1spread0:
 t3x32x1x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
+	PREFETCHT0   2176(AX)
 	VPBROADCASTQ (DI), Y0
 	VPSHUFB      subPairs<>+0(SB), Y0, Y0
 	VPSRAW       $0x08, Y0, Y0
@@ -5084,8 +5115,10 @@ t3x32x2x1spread1:
 t3x32x2x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
+	PREFETCHT0   2176(AX)
 	PREFETCHT0   2048(CX)
 	PREFETCHT0   2112(CX)
+	PREFETCHT0   2176(CX)
 	VPBROADCASTQ (R8), Y0
 	VPSHUFB      subPairs<>+0(SB), Y0, Y0
 	VPSRAW       $0x08, Y0, Y0
@@ -5701,6 +5734,7 @@ t3x16x1x1spread0:
 t3x16x1x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
+	PREFETCHT0   2176(AX)
 	VPBROADCASTQ (DI), Y0
 	VPSHUFB      subPairs<>+0(SB), Y0, Y0
 	VPSRAW       $0x08, Y0, Y0
@@ -5913,8 +5947,10 @@ t3x16x2x1spread1:
 t3x16x2x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
+	PREFETCHT0   2176(AX)
 	PREFETCHT0   2048(CX)
 	PREFETCHT0   2112(CX)
+	PREFETCHT0   2176(CX)
 	VPBROADCASTQ (R8), Y0
 	VPSHUFB      subPairs<>+0(SB), Y0, Y0
 	VPSRAW       $0x08, Y0, Y0
@@ -6510,6 +6546,7 @@ t4x0x1x1span:
 t4x0x1x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
+	PREFETCHT0   2176(AX)
 	VMOVDQU      (AX), Y4
 	VPAND        nibbles<>+0(SB), Y4, Y4
 	VPSHUFB      Y4, Y0, Y4
@@ -6629,8 +6666,10 @@ t4x0x2x1span:
 t4x0x2x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
+	PREFETCHT0   2176(AX)
 	PREFETCHT0   2048(CX)
 	PREFETCHT0   2112(CX)
+	PREFETCHT0   2176(CX)
 	VPBROADCASTD (DX), Y9
 	VMOVDQU      (AX), Y7
 	VPAND        nibbles<>+0(SB), Y7, Y7
@@ -7105,6 +7144,7 @@ t4x32x1x1spread0:
 t4x32x1x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
+	PREFETCHT0   2176(AX)
 	VPBROADCASTQ (DI), Y0
 	VPSHUFB      subPairs<>+0(SB), Y0, Y0
 	VPSRAW       $0x08, Y0, Y0
@@ -7280,8 +7320,10 @@ t4x32x2x1spread1:
 t4x32x2x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
+	PREFETCHT0   2176(AX)
 	PREFETCHT0   2048(CX)
 	PREFETCHT0   2112(CX)
+	PREFETCHT0   2176(CX)
 	VPBROADCASTQ (R8), Y0
 	VPSHUFB      subPairs<>+0(SB), Y0, Y0
 	VPSRAW       $0x08, Y0, Y0
@@ -7798,6 +7840,7 @@ t4x16x1x1spread0:
 t4x16x1x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
+	PREFETCHT0   2176(AX)
 	VPBROADCASTQ (DI), Y0
 	VPSHUFB      subPairs<>+0(SB), Y0, Y0
 	VPSRAW       $0x08, Y0, Y0
@@ -7977,8 +8020,10 @@ t4x16x2x1spread1:
 t4x16x2x1block:
 	PREFETCHT0   2048(AX)
 	PREFETCHT0   2112(AX)
+	PREFETCHT0   2176(AX)
 	PREFETCHT0   2048(CX)
 	PREFETCHT0   2112(CX)
+	PREFETCHT0   2176(CX)
 	VPBROADCASTQ (R8), Y0
 	VPSHUFB      subPairs<>+0(SB), Y0, Y0
 	VPSRAW       $0x08, Y0, Y0
@@ -8493,8 +8538,10 @@ t512x3x0x1span:
 t512x3x0x1block:
 	PREFETCHT0        2048(AX)
 	PREFETCHT0        2112(AX)
+	PREFETCHT0        2176(AX)
 	PREFETCHT0        2048(BX)
 	PREFETCHT0        2112(BX)
+	PREFETCHT0        2176(BX)
 	VPXORD            Z5, Z5, Z5
 	VPXORD            Z6, Z6, Z6
 	VMOVDQU32         64(AX), Y8
@@ -8573,7 +8620,8 @@ t512x3x0x1block:
 	JNE               t512x3x0x1span
 	MOVQ              out+0(FP), AX
 	MOVQ              outStride+8(FP), CX
-	VMOVUPS           Z4, (AX)
+	VMOVUPS           Y4, (AX)
+	VEXTRACTF64X4     $0x01, Z4, (AX)(CX*1)
 	VZEROUPPER
 	RET
 
@@ -8850,8 +8898,10 @@ t512x3x32x1spread1:
 t512x3x32x1block:
 	PREFETCHT0        2048(AX)
 	PREFETCHT0        2112(AX)
+	PREFETCHT0        2176(AX)
 	PREFETCHT0        2048(BX)
 	PREFETCHT0        2112(BX)
+	PREFETCHT0        2176(BX)
 	VMOVQ             (DI), X0
 	VPINSRQ           $0x01, 128(DI), X0, X0
 	VPMOVSXBD         X0, Z0
@@ -8936,7 +8986,8 @@ t512x3x32x1block:
 	JNE               t512x3x32x1span
 	MOVQ              out+0(FP), AX
 	MOVQ              outStride+8(FP), CX
-	VMOVUPS           Z6, (AX)
+	VMOVUPS           Y6, (AX)
+	VEXTRACTF64X4     $0x01, Z6, (AX)(CX*1)
 	VZEROUPPER
 	RET
 
@@ -9275,8 +9326,10 @@ t512x3x16x1spread1:
 t512x3x16x1block:
 	PREFETCHT0    2048(AX)
 	PREFETCHT0    2112(AX)
+	PREFETCHT0    2176(AX)
 	PREFETCHT0    2048(BX)
 	PREFETCHT0    2112(BX)
+	PREFETCHT0    2176(BX)
 	VMOVQ         (DI), X0
 	VPINSRQ       $0x01, 128(DI), X0, X0
 	VPMOVSXBD     X0, Z0
@@ -9370,7 +9423,8 @@ t512x3x16x1block:
 	JNE           t512x3x16x1span
 	MOVQ          out+0(FP), AX
 	MOVQ          outStride+8(FP), CX
-	VMOVUPS       Z5, (AX)
+	VMOVUPS       Y5, (AX)
+	VEXTRACTF64X4 $0x01, Z5, (AX)(CX*1)
 	VZEROUPPER
 	RET
 
@@ -9670,8 +9724,10 @@ t512x4x0x1span:
 t512x4x0x1block:
 	PREFETCHT0        2048(AX)
 	PREFETCHT0        2112(AX)
+	PREFETCHT0        2176(AX)
 	PREFETCHT0        2048(BX)
 	PREFETCHT0        2112(BX)
+	PREFETCHT0        2176(BX)
 	VPXORD            Z4, Z4, Z4
 	VPXORD            Z5, Z5, Z5
 	VMOVDQU32         (AX), Y7
@@ -9726,7 +9782,8 @@ t512x4x0x1block:
 	JNE               t512x4x0x1span
 	MOVQ              out+0(FP), AX
 	MOVQ              outStride+8(FP), CX
-	VMOVUPS           Z3, (AX)
+	VMOVUPS           Y3, (AX)
+	VEXTRACTF64X4     $0x01, Z3, (AX)(CX*1)
 	VZEROUPPER
 	RET
 
@@ -9971,8 +10028,10 @@ t512x4x32x1spread1:
 t512x4x32x1block:
 	PREFETCHT0        2048(AX)
 	PREFETCHT0        2112(AX)
+	PREFETCHT0        2176(AX)
 	PREFETCHT0        2048(BX)
 	PREFETCHT0        2112(BX)
+	PREFETCHT0        2176(BX)
 	VMOVQ             (DI), X0
 	VPINSRQ           $0x01, 128(DI), X0, X0
 	VPMOVSXBD         X0, Z0
@@ -10033,7 +10092,8 @@ t512x4x32x1block:
 	JNE               t512x4x32x1span
 	MOVQ              out+0(FP), AX
 	MOVQ              outStride+8(FP), CX
-	VMOVUPS           Z5, (AX)
+	VMOVUPS           Y5, (AX)
+	VEXTRACTF64X4     $0x01, Z5, (AX)(CX*1)
 	VZEROUPPER
 	RET
 
@@ -10340,8 +10400,10 @@ t512x4x16x1spread1:
 t512x4x16x1block:
 	PREFETCHT0    2048(AX)
 	PREFETCHT0    2112(AX)
+	PREFETCHT0    2176(AX)
 	PREFETCHT0    2048(BX)
 	PREFETCHT0    2112(BX)
+	PREFETCHT0    2176(BX)
 	VMOVQ         (DI), X0
 	VPINSRQ       $0x01, 128(DI), X0, X0
 	VPMOVSXBD     X0, Z0
@@ -10411,7 +10473,8 @@ t512x4x16x1block:
 	JNE           t512x4x16x1span
 	MOVQ          out+0(FP), AX
 	MOVQ          outStride+8(FP), CX
-	VMOVUPS       Z4, (AX)
+	VMOVUPS       Y4, (AX)
+	VEXTRACTF64X4 $0x01, Z4, (AX)(CX*1)
 	VZEROUPPER
 	RET
 

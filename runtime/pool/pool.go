@@ -1,6 +1,6 @@
 // Package pool runs the steps of a computation on a fixed set of OS threads.
 //
-// A step is a parallel loop: indices are handed out one by one by an atomic counter, so that a
+// A step is a parallel loop: indices are handed out one by one by atomic counters, so that a
 // thread that is held up by another process takes fewer of them. Steps are published by one
 // atomic store. Workers that wait spin for a short while and then park; a worker that is not
 // awake in time is not waited for, the others do its part.
@@ -48,8 +48,10 @@ type Pool struct {
 	// Of the current step: written by the caller before the gate opens.
 	task task
 
-	parts  []part // see Parts
-	partOf []int  // the part of each worker
+	steps     uint64    // the current one's number
+	parts     []part    // see Parts
+	partOf    []int     // the part of each worker
+	stretches []stretch // of each worker
 
 	turn    sync.Mutex
 	closed  bool
@@ -114,7 +116,8 @@ func New(threads int) *Pool {
 func prepare(threads int) *Pool {
 	threads = min(threads, maxThreads)
 	p := &Pool{done: make(chan struct{}, 1), workers: make([]worker, threads-1), spin: spin, refusals: make([]error, threads)}
-	p.parts, p.partOf = make([]part, 1), make([]int, threads)
+	p.partOf = make([]int, threads)
+	p.members(1)
 	p.placement = Placement{Workers: make([]numa.Worker, threads), Why: "off"}
 	for i := range p.placement.Workers {
 		p.placement.Workers[i].Node = -1
@@ -171,10 +174,7 @@ func (p *Pool) run(t task) {
 func (p *Pool) step(t task) {
 	p.task = t
 	p.next.Store(0)
-	for i, n := range t.counts {
-		p.parts[i].n = int64(n)
-		p.parts[i].next.Store(0)
-	}
+	p.steps++
 	if t.n == 1 || len(p.workers) == 0 {
 		p.work(0)
 	} else {

@@ -8,14 +8,14 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// panels512 multiplies two neighbouring panels with tokens: the first panel's rows are in the lower half of a
-// vector, the second's in the upper. VPDPBUSD sums four products of unsigned codes and signed activations
+// panels512 multiplies two panels with tokens: the first panel's rows are in the lower half of a vector, the second's in the upper.
+// The panels are neighbours where there are more tokens than one, see store512. VPDPBUSD sums four products of unsigned codes and signed activations
 // into a dword without saturation. Codes of 8 bits become unsigned by adding 128, which the correction by
 // the sum of the activations takes off again: the caller adds 128 to zeroBias.
 func panels512(bits, tokens int) {
 	name := fmt.Sprintf("avx512Panel%dx%d", bits, tokens)
 	function(name, "func(out *float32, outStride int, data *byte, panelStride int, q *int8, scale, sum *float32, blocks, group int, asym bool, zeroFactor, zeroBias float32)",
-		fmt.Sprintf("%s multiplies 2 panels of %d-bit codes with %d tokens; strides are in bytes, group is in blocks.", name, bits, tokens))
+		fmt.Sprintf("%s multiplies 2 panels of %d-bit codes with %d tokens; strides are in bytes, outStride is that of %s, group is in blocks.", name, bits, tokens, strideOf512(tokens)))
 	data, panelStride := Load(Param("data"), GP64()), Load(Param("panelStride"), GP64())
 	q, scale, sum := Load(Param("q"), GP64()), Load(Param("scale"), GP64()), Load(Param("sum"), GP64())
 	blocks := Load(Param("blocks"), GP64())
@@ -75,6 +75,9 @@ func panels512(bits, tokens int) {
 	ADDQ(Imm(24), second)
 
 	Label(label("block"))
+	if tokens == 1 {
+		prefetch([]reg.GPVirtual{data.(reg.GPVirtual), second}, 8*block*bits/8)
+	}
 	for k, d := range dots {
 		VPXORD(d, d, d)
 		VPXORD(more[k], more[k], more[k])
@@ -119,15 +122,33 @@ func panels512(bits, tokens int) {
 	JNE(LabelRef(label("block")))
 	TESTQ(blocks, blocks)
 	JNE(LabelRef(label("group")))
-	out, outStride := Load(Param("out"), GP64()), Load(Param("outStride"), GP64())
+	store512(acc)
+	VZEROUPPER()
+	RET()
+}
+
+// strideOf512 names what outStride of a loop over two panels is the stride of.
+func strideOf512(tokens int) string {
+	if tokens == 1 {
+		return "panels"
+	}
+	return "tokens"
+}
+
+// store512 writes the sums of tokens, a vector each. One token's two panels may be any: each is at the head of a stream through memory of its own.
+func store512(acc []reg.VecVirtual) {
+	out, outStride := Load(Param("out"), GP64()), Load(Param("outStride"), GP64()) // late: registers are few
+	if len(acc) == 1 {
+		VMOVUPS(acc[0].AsY(), Mem{Base: out})
+		VEXTRACTF64X4(Imm(1), acc[0], Mem{Base: out, Index: outStride, Scale: 1})
+		return
+	}
 	for k, a := range acc {
 		VMOVUPS(a, Mem{Base: out})
-		if k+1 < tokens {
+		if k+1 < len(acc) {
 			ADDQ(outStride, out)
 		}
 	}
-	VZEROUPPER()
-	RET()
 }
 
 // wide takes n registers.

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 
 	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
@@ -292,13 +293,7 @@ func panels(c codes, tokens, panels int) {
 	}
 	Label(label("block"))
 	if tokens == 1 {
-		// Weights are read once, from memory: ask for them early enough. The processor's own prefetching
-		// stops at the end of a page.
-		for p := range base {
-			for line := 0; line < c.bytes; line += 64 {
-				PREFETCHT0(at(base[p], prefetchAhead+line))
-			}
-		}
+		prefetch(base, c.bytes)
 	}
 	dots := vectors(tokens * panels)
 	c.dots(dots, base, q, qStride, tokens)
@@ -325,6 +320,26 @@ func panels(c codes, tokens, panels int) {
 	VZEROUPPER()
 	RET()
 }
+
+// prefetch asks for the weights that a loop of one token reads prefetchAhead bytes later: they are read once, from memory, and the
+// processor's own prefetching stops at the end of a page. size is what a block of a panel has of codes; its scales may make a line more.
+func prefetch(base []reg.GPVirtual, size int) {
+	for _, b := range base {
+		for line := 0; line < size+extra; line += 64 {
+			switch os.Getenv("PF") {
+			case "nta":
+				PREFETCHNTA(at(b, ahead+line))
+			case "t0":
+				PREFETCHT0(at(b, ahead+line))
+			case "none":
+			default:
+				PREFETCHT1(at(b, ahead+line))
+			}
+		}
+	}
+}
+
+var ahead, extra = func() (a, b int) { a, _ = strconv.Atoi(os.Getenv("AHEAD")); b, _ = strconv.Atoi(os.Getenv("EXTRA")); return }()
 
 // prefetchAhead is how many bytes of weights lie between what is multiplied and what is asked for: more only fills the
 // few buffers for lines under way, and asks at the end of a stream for more that is not needed.

@@ -82,11 +82,7 @@ func tablePanel(bits, group, panels, tokens int) {
 
 	Label(label("block"))
 	if tokens == 1 {
-		for _, base := range bases {
-			for line := 0; line < block*bits; line += 64 {
-				PREFETCHT0(at(base, prefetchAhead+line))
-			}
-		}
+		prefetch(bases, block*bits)
 	}
 	dots := vectors(panels * tokens)
 	t.products(dots, bases, q, qStride, tokens)

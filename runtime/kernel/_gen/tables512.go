@@ -18,13 +18,13 @@ func tables512() {
 	}
 }
 
-// tablePanels512 is tablePanel for two neighbouring panels, whose rows are the halves of a vector, as in panels512: entries of the table become
+// tablePanels512 is tablePanel for two panels, whose rows are the halves of a vector, as in panels512: entries of the table become
 // unsigned by adding 128, which the sums of the activations take off again. Those of whole blocks do where a block has one scale. Where groups are of 16,
 // integers of two levels multiply the sums of a half each, and the pair of integers that of the halves' activations.
 func tablePanels512(bits, group, tokens int) {
 	name := fmt.Sprintf("avx512Table%dx%dx%d", bits, group, tokens)
 	signature := "func(out *float32, outStride int, data *byte, panelStride int, q *int8, scale, sum *float32, halves *int16, blocks, span, groups int, table *byte)"
-	function(name, signature, fmt.Sprintf("%s multiplies 2 panels of %d-bit codes with %d tokens; strides are in bytes, span in blocks. sum or halves is read, by the groups.", name, bits, tokens))
+	function(name, signature, fmt.Sprintf("%s multiplies 2 panels of %d-bit codes with %d tokens; strides are in bytes, outStride is that of %s, span in blocks. sum or halves is read, by the groups.", name, bits, tokens, strideOf512(tokens)))
 	data, q, scale := Load(Param("data"), GP64()).(reg.GPVirtual), Load(Param("q"), GP64()).(reg.GPVirtual), Load(Param("scale"), GP64()).(reg.GPVirtual)
 	second := Load(Param("panelStride"), GP64()).(reg.GPVirtual)
 	ADDQ(data, second)
@@ -97,11 +97,7 @@ func tablePanels512(bits, group, tokens int) {
 
 	Label(label("block"))
 	if tokens == 1 {
-		for _, base := range bases {
-			for line := 0; line < block*bits; line += 64 {
-				PREFETCHT0(at(base, prefetchAhead+line))
-			}
-		}
+		prefetch(bases, block*bits)
 	}
 	for half := range 2 {
 		if group == 0 || half == 1 && group != 16 {
@@ -165,13 +161,7 @@ func tablePanels512(bits, group, tokens int) {
 	CMPQ(left, Imm(0))
 	JNE(LabelRef(label("span")))
 
-	out, outStride := Load(Param("out"), GP64()), Load(Param("outStride"), GP64()) // late: registers are few
-	for k, a := range acc {
-		VMOVUPS(a, Mem{Base: out})
-		if k+1 < tokens {
-			ADDQ(outStride, out)
-		}
-	}
+	store512(acc)
 	VZEROUPPER()
 	RET()
 }
