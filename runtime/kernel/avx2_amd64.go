@@ -15,7 +15,7 @@ func machineSets() []*Set {
 		return nil
 	}
 	avx2 := Set{
-		Name: "avx2", tiles: true, widen: widenAVX2, quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2, panelTable: tableAVX2,
+		Name: "avx2", tiled: tiledAVX2, widen: widenAVX2, quantize: quantizeAVX2, panel4: panel4AVX2, panel8: panel8AVX2, panelTable: tableAVX2,
 		quantizeFine: quantizeFineAVX2, panelFine: panelFineAVX2,
 		foreign: foreignAVX2, halve: halveAVX2,
 		mulSliver: mulSliverAVX2, transpose: transposeAVX2, mulRows: mulRowsAVX2,
@@ -30,7 +30,7 @@ func machineSets() []*Set {
 	avx512 := avx2
 	avx512.Name, avx512.panel4, avx512.panel8, avx512.mulSliver = "avx512", panel4AVX512, panel8AVX512, mulSliverAVX512
 	avx512.panelTable, avx512.halved = tableAVX512, halved
-	avx512.tiles, avx512.widen = false, nil
+	avx512.tiled, avx512.widen = tiledAVX512, nil
 	avx512.quantizeFine, avx512.panelFine = nil, nil // two products of int8 in one instruction each are faster
 	return []*Set{&avx2, &avx512}
 }

@@ -9,7 +9,7 @@ func panel4AVX512(p panelArgs) {
 	if !p.scheme.Asym {
 		bias = 8
 	}
-	panelsAVX512(p, panel4AVX2, avx512Panel4x1, avx512Panel4x4, factor, bias)
+	panelsAVX512(p, panel4AVX2, avx512Tile4, avx512Panel4x1, avx512Panel4x4, factor, bias)
 }
 
 // panel8AVX512: codes are made unsigned by adding 128, which the zero point takes off.
@@ -18,12 +18,14 @@ func panel8AVX512(p panelArgs) {
 	if p.scheme.Asym {
 		bias = 0
 	}
-	panelsAVX512(p, panel8AVX2, avx512Panel8x1, avx512Panel8x4, 1, bias)
+	panelsAVX512(p, panel8AVX2, avx512Tile8, avx512Panel8x1, avx512Panel8x4, 1, bias)
 }
 
-// panelsAVX512 takes panels by twos, and tokens by fours, whose unpacked codes are shared. An odd panel, the last, is left to
-// narrower vectors.
-func panelsAVX512(p panelArgs, odd func(panelArgs), one, four panelLoop[int8], factor, bias float32) {
+// tile512 is the signature of the loops over two panels and a tile of tokens.
+type tile512 func(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks, group int)
+
+// panelsAVX512 takes panels by twos, with tokens as pairs512 gives them. An odd panel, the last, is left to narrower vectors.
+func panelsAVX512(p panelArgs, odd func(panelArgs), tile tile512, one, four panelLoop[int8], factor, bias float32) {
 	blocks := (p.cols + packed.Block - 1) / packed.Block
 	if blocks == 0 {
 		panelGeneric(p)
@@ -31,22 +33,37 @@ func panelsAVX512(p panelArgs, odd func(panelArgs), one, four panelLoop[int8], f
 	}
 	size, group := p.scheme.PanelBytes(p.cols), p.scheme.Group/packed.Block
 	pairs512(p, func(i, apart, t, tokens int) {
+		out, data := &p.out[t*p.stride+i*packed.Panel], &p.data[i*size]
 		loop, outStride := one, 4*apart*packed.Panel
-		if tokens > 1 {
+		switch tokens {
+		case tileTokens:
+			tile(out, 4*p.stride, data, size, &p.tiles.data[(p.first+t)*blocks*p.tileWords()], blocks, group)
+			return
+		case 4:
 			loop, outStride = four, 4*p.stride
 		}
-		loop(&p.out[t*p.stride+i*packed.Panel], outStride, &p.data[i*size], apart*size,
+		loop(out, outStride, data, apart*size,
 			&p.q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], blocks, group, p.scheme.Asym, factor, bias)
 	})
-	if i := p.panels &^ 1; i < p.panels {
-		p.data, p.out, p.panels = p.data[i*size:], p.out[i*packed.Panel:], 1
-		odd(p)
-	}
+	p.lastPanel(odd)
 }
 
-// pairs512 goes over all pairs of panels and all tokens, whose loop is given panels i and i + apart, and t … t + tokens-1, one or four. Where there
-// is one token, weights come from memory: then there are two streams of them, each of neighbouring panels, as in tokensAVX2. With more, neighbours
-// are a pair, so that both panels' sums of a token are one vector.
+// tileWords is the number of dwords of a token's block in the tiles for the scheme.
+func (p *panelArgs) tileWords() int { return packed.Block/4 + tiledAVX512(p.scheme).extra() }
+
+// lastPanel gives an odd panel to a loop that knows nothing of these tiles.
+func (p panelArgs) lastPanel(loop func(panelArgs)) {
+	if p.panels%2 == 0 {
+		return
+	}
+	i := p.panels - 1
+	p.data, p.out, p.panels, p.tiles = p.data[i*p.scheme.PanelBytes(p.cols):], p.out[i*packed.Panel:], 1, tiling{}
+	loop(p)
+}
+
+// pairs512 goes over all pairs of panels and all tokens, whose loop is given panels i and i + apart, and t … t + tokens-1, a tile, four or one.
+// Where there is one token, weights come from memory: then there are two streams of them, each of neighbouring panels, as in tokensAVX2.
+// With more, neighbours are a pair, so that both panels' sums of a token are one vector.
 func pairs512(p panelArgs, loop func(i, apart, t, tokens int)) {
 	if p.tokens == 1 {
 		half := p.panels / 2
@@ -55,14 +72,20 @@ func pairs512(p panelArgs, loop func(i, apart, t, tokens int)) {
 		}
 		return
 	}
-	for i := 0; i+2 <= p.panels; i += 2 {
-		t := 0
-		for ; t+4 <= p.tokens; t += 4 {
-			loop(i, 1, t, 4)
+	for t := 0; t < p.tokens; {
+		n := tileTokens - (p.first+t)%tileTokens
+		if n < tileTokens || !p.tiles.valid || t+n > p.tokens {
+			n = min(n, p.tokens-t)
+			if n >= 4 {
+				n = 4
+			} else {
+				n = 1
+			}
 		}
-		for ; t < p.tokens; t++ {
-			loop(i, 1, t, 1)
+		for i := 0; i+2 <= p.panels; i += 2 {
+			loop(i, 1, t, n)
 		}
+		t += n
 	}
 }
 
@@ -99,22 +122,49 @@ func tableAVX512(p panelArgs) {
 	}
 	one, four := tableLoops512(p.scheme)
 	size, span, groups := p.scheme.PanelBytes(p.cols), p.scheme.Span()/packed.Block, p.scheme.Groups(p.cols)
+	tile := tileTable512(p.scheme)
 	pairs512(p, func(i, apart, t, tokens int) {
+		out, data := &p.out[t*p.stride+i*packed.Panel], &p.data[i*size]
 		loop, outStride := one, 4*apart*packed.Panel
-		if tokens > 1 {
+		switch tokens {
+		case tileTokens:
+			tile(out, 4*p.stride, data, size, &p.tiles.data[(p.first+t)*blocks*p.tileWords()], blocks, span, groups, &p.table[0])
+			return
+		case 4:
 			loop, outStride = four, 4*p.stride
 		}
 		var halves *int16
 		if halved(p.scheme) {
 			halves = &p.halves[2*t*blocks]
 		}
-		loop(&p.out[t*p.stride+i*packed.Panel], outStride, &p.data[i*size], apart*size,
+		loop(out, outStride, data, apart*size,
 			&p.q[t*blocks*packed.Block], &p.scale[t*blocks], &p.sum[t*blocks], halves, blocks, span, groups, &p.table[0])
 	})
-	if i := p.panels &^ 1; i < p.panels {
-		p.data, p.out, p.panels = p.data[i*size:], p.out[i*packed.Panel:], 1
-		tableAVX2(p)
+	p.lastPanel(tableAVX2)
+}
+
+// tileTableLoop is the signature of the loops over two panels with a table and a tile of tokens.
+type tileTableLoop func(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks, span, groups int, table *byte)
+
+// tileTable512 gives that of a scheme, nil where there is none.
+func tileTable512(s packed.Scheme) tileTableLoop {
+	group := 0
+	if s.TwoLevel {
+		group = s.Group
 	}
+	switch {
+	case group == 16 && s.Bits == 3:
+		return nil
+	case group == 16:
+		return avx512TileTable4x16
+	case group == 0 && s.Bits == 3:
+		return avx512TileTable3x0
+	case group == 0:
+		return avx512TileTable4x0
+	case s.Bits == 3:
+		return avx512TileTable3x32
+	}
+	return avx512TileTable4x32
 }
 
 // mulSliverAVX512 takes rows by fourteens and the rest by powers of two. Results of less than the whole width are left to narrower vectors:

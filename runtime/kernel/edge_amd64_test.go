@@ -73,7 +73,7 @@ func testLoopsStayWithinTheirBuffers(t *testing.T, set *kernel.Set) {
 			}
 			halve(set, s, &a)
 			a.Halves = atPageEnd(t, a.Halves)
-			for i := range set.Tile(&a, kernel.Tiled(s)) {
+			for i := range set.Tile(&a, set.Tiled(s)) {
 				set.Arrange(&a, i)
 			}
 			out := atPageEnd(t, make([]float32, tokens*rows))

@@ -30,9 +30,9 @@ type Set struct {
 	// quantizeFine and panelFine are the same for Fine, codes as int16; nil where the set keeps planes of int8.
 	quantizeFine func(q []int16, scale, sum, x []float32)
 	panelFine    func(p panelArgs)
-	// tiles is whether panel4, panelFine and panelTable take tiles of tokens, where activations are arranged in them.
-	tiles bool
-	// widen lays out the codes and scales of four tokens for panelTable; nil without tiles.
+	// tiled gives the tiles of tokens that the loops take where activations are arranged in them; nil where there are none.
+	tiled func(packed.Scheme) Tiles
+	// widen lays out the codes and scales of four tokens for panelTable; nil without such tiles.
 	widen func(to []uint32, q []int8, scale []float32, blocks int)
 	// panelTable multiplies panels whose codes stand for the entries of a table: see byTable.
 	panelTable func(p panelArgs)
@@ -125,13 +125,15 @@ type Activations struct {
 	Sum    []float32 // [Tokens][Blocks], sum of the block's codes
 	Halves []int16   // [Tokens][Blocks][2], sums of its halves, where ResizeHalves and Halve were called
 
-	tiles, wide tiling
+	tiles [kinds]tiling // by Tiles.index
 }
 
 // Resize makes room for tokens vectors of cols elements. Contents are undefined afterwards.
 func (a *Activations) Resize(tokens, cols int) {
 	a.Tokens, a.Cols, a.Blocks = tokens, cols, (cols+packed.Block-1)/packed.Block
-	a.tiles.valid, a.wide.valid = false, false
+	for i := range a.tiles {
+		a.tiles[i].valid = false
+	}
 	a.Q = grow(a.Q, tokens*a.Blocks*packed.Block)
 	a.Scale = grow(a.Scale, tokens*a.Blocks)
 	a.Sum = grow(a.Sum, tokens*a.Blocks)
@@ -186,8 +188,7 @@ type panelArgs struct {
 	scale, sum []float32
 	halves     []int16 // where the set needs them
 	tokens     int
-	tiles      tiling // of all tokens there are
-	wide       tiling // the same
+	tiles      tiling // of all tokens there are, as Tiled says
 	first      int    // which of them is the first here
 
 	out    []float32 // out[token·stride + 8·panel + row] is set, row < 8
@@ -209,7 +210,10 @@ func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels in
 		scheme: m.Scheme, data: m.Panels(p, panels), panels: panels, cols: m.Cols,
 		q:     a.Q[first*b*packed.Block : (first+n)*b*packed.Block],
 		scale: a.Scale[first*b : (first+n)*b], sum: a.Sum[first*b : (first+n)*b],
-		tokens: n, tiles: a.tiles, wide: a.wide, first: first, out: out, stride: stride,
+		tokens: n, first: first, out: out, stride: stride,
+	}
+	if kind := s.Tiled(m.Scheme); kind != 0 {
+		args.tiles = a.tiles[kind.index()]
 	}
 	if s.Halved(m.Scheme) {
 		args.halves = a.Halves[2*first*b : 2*(first+n)*b]

@@ -319,7 +319,7 @@ func BenchmarkPanel(b *testing.B) {
 						set.Quantize(&a, i, randomVector(cols, r))
 					}
 					halve(set, s, &a)
-					for i := range set.Tile(&a, kernel.Tiled(s)) {
+					for i := range set.Tile(&a, set.Tiled(s)) {
 						set.Arrange(&a, i)
 					}
 					out := make([]float32, tokens*rows)

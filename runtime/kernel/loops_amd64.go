@@ -244,6 +244,41 @@ func avx512Table4x16x1(out *float32, outStride int, data *byte, panelStride int,
 //go:noescape
 func avx512Table4x16x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
 
+// avx512Tile4 multiplies 2 neighbouring panels of 4-bit codes without zero points with 8 tokens; strides are in bytes, group is in blocks.
+//
+//go:noescape
+func avx512Tile4(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, group int)
+
+// avx512Tile8 multiplies 2 neighbouring panels of 8-bit codes without zero points with 8 tokens; strides are in bytes, group is in blocks.
+//
+//go:noescape
+func avx512Tile8(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, group int)
+
+// avx512TileTable3x0 multiplies 2 neighbouring panels of 3-bit codes with 8 tokens; strides are in bytes, span in blocks.
+//
+//go:noescape
+func avx512TileTable3x0(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, span int, groups int, table *byte)
+
+// avx512TileTable3x32 multiplies 2 neighbouring panels of 3-bit codes with 8 tokens; strides are in bytes, span in blocks.
+//
+//go:noescape
+func avx512TileTable3x32(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, span int, groups int, table *byte)
+
+// avx512TileTable4x0 multiplies 2 neighbouring panels of 4-bit codes with 8 tokens; strides are in bytes, span in blocks.
+//
+//go:noescape
+func avx512TileTable4x0(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, span int, groups int, table *byte)
+
+// avx512TileTable4x32 multiplies 2 neighbouring panels of 4-bit codes with 8 tokens; strides are in bytes, span in blocks.
+//
+//go:noescape
+func avx512TileTable4x32(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, span int, groups int, table *byte)
+
+// avx512TileTable4x16 multiplies 2 neighbouring panels of 4-bit codes with 8 tokens; strides are in bytes, span in blocks.
+//
+//go:noescape
+func avx512TileTable4x16(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, span int, groups int, table *byte)
+
 // avx2Widen3x0 looks up blocks of 3-bit codes of a panel, for one of two panels in turn; span is in blocks.
 //
 //go:noescape

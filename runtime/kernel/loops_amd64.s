@@ -8499,7 +8499,7 @@ t4x16x1x4block:
 	RET
 
 // func avx512Table3x0x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C, MMX+
 TEXT ·avx512Table3x0x1(SB), NOSPLIT, $8-96
 	MOVQ            data+16(FP), AX
 	MOVQ            q+32(FP), CX
@@ -8509,13 +8509,13 @@ TEXT ·avx512Table3x0x1(SB), NOSPLIT, $8-96
 	MOVQ            sum+48(FP), SI
 	MOVQ            blocks+64(FP), DI
 	MOVQ            DI, (SP)
-	MOVL            $0x0f0f0f0f, DI
-	VPBROADCASTD    DI, Z0
-	MOVL            $0x03030303, DI
-	VPBROADCASTD    DI, Z1
-	MOVL            $0x04040404, DI
-	VPBROADCASTD    DI, Z2
 	MOVQ            table+88(FP), DI
+	MOVL            $0x0f0f0f0f, R8
+	VPBROADCASTD    R8, Z0
+	MOVL            $0x03030303, R8
+	VPBROADCASTD    R8, Z1
+	MOVL            $0x04040404, R8
+	VPBROADCASTD    R8, Z2
 	VBROADCASTI32X4 (DI), Z0
 	MOVL            $0x80808080, DI
 	VPBROADCASTD    DI, Z3
@@ -8544,71 +8544,71 @@ t512x3x0x1block:
 	PREFETCHT0        2176(BX)
 	VPXORD            Z5, Z5, Z5
 	VPXORD            Z6, Z6, Z6
-	VMOVDQU32         64(AX), Y8
-	VINSERTI64X4      $0x01, 64(BX), Z8, Z8
-	VMOVDQU32         (AX), Y9
-	VINSERTI64X4      $0x01, (BX), Z9, Z9
-	VPANDD            Z1, Z9, Z12
-	VPSLLW            $0x02, Z8, Z11
-	VPANDD            Z2, Z11, Z11
-	VPORD             Z11, Z12, Z12
-	VPSHUFB           Z12, Z0, Z12
-	VPDPBUSD.BCST     (CX), Z12, Z5
-	VPSRLW            $0x02, Z9, Z12
-	VPANDD            Z1, Z12, Z12
-	VMOVDQA32         Z8, Z11
-	VPANDD            Z2, Z11, Z11
-	VPORD             Z11, Z12, Z12
-	VPSHUFB           Z12, Z0, Z12
-	VPDPBUSD.BCST     8(CX), Z12, Z5
-	VPSRLW            $0x04, Z9, Z12
-	VPANDD            Z1, Z12, Z12
-	VPSRLW            $0x02, Z8, Z11
-	VPANDD            Z2, Z11, Z11
-	VPORD             Z11, Z12, Z12
-	VPSHUFB           Z12, Z0, Z12
-	VPDPBUSD.BCST     16(CX), Z12, Z6
-	VPSRLW            $0x06, Z9, Z12
-	VPANDD            Z1, Z12, Z12
-	VPSRLW            $0x04, Z8, Z11
-	VPANDD            Z2, Z11, Z11
-	VPORD             Z11, Z12, Z12
-	VPSHUFB           Z12, Z0, Z12
-	VPDPBUSD.BCST     24(CX), Z12, Z6
-	VMOVDQU32         32(AX), Y10
-	VINSERTI64X4      $0x01, 32(BX), Z10, Z10
-	VPANDD            Z1, Z10, Z12
-	VPSLLW            $0x01, Z8, Z11
-	VPANDD            Z2, Z11, Z11
-	VPORD             Z11, Z12, Z12
-	VPSHUFB           Z12, Z0, Z12
-	VPDPBUSD.BCST     4(CX), Z12, Z5
-	VPSRLW            $0x02, Z10, Z12
-	VPANDD            Z1, Z12, Z12
-	VPSRLW            $0x01, Z8, Z11
-	VPANDD            Z2, Z11, Z11
-	VPORD             Z11, Z12, Z12
-	VPSHUFB           Z12, Z0, Z12
-	VPDPBUSD.BCST     12(CX), Z12, Z5
-	VPSRLW            $0x04, Z10, Z12
-	VPANDD            Z1, Z12, Z12
-	VPSRLW            $0x03, Z8, Z11
-	VPANDD            Z2, Z11, Z11
-	VPORD             Z11, Z12, Z12
-	VPSHUFB           Z12, Z0, Z12
-	VPDPBUSD.BCST     20(CX), Z12, Z6
-	VPSRLW            $0x06, Z10, Z12
-	VPANDD            Z1, Z12, Z12
-	VPSRLW            $0x05, Z8, Z11
-	VPANDD            Z2, Z11, Z11
-	VPORD             Z11, Z12, Z12
-	VPSHUFB           Z12, Z0, Z12
-	VPDPBUSD.BCST     28(CX), Z12, Z6
+	VBROADCASTI64X4   64(BX), Z8
+	VINSERTI64X4      $0x00, 64(AX), Z8, Z8
+	VBROADCASTI64X4   (BX), Z10
+	VINSERTI64X4      $0x00, (AX), Z10, Z10
+	VPANDD            Z1, Z10, Z11
+	VPSLLW            $0x02, Z8, Z9
+	VPANDD            Z2, Z9, Z9
+	VPORD             Z9, Z11, Z11
+	VPSHUFB           Z11, Z0, Z11
+	VPDPBUSD.BCST     (CX), Z11, Z5
+	VPSRLW            $0x02, Z10, Z11
+	VPANDD            Z1, Z11, Z11
+	VMOVDQA32         Z8, Z9
+	VPANDD            Z2, Z9, Z9
+	VPORD             Z9, Z11, Z11
+	VPSHUFB           Z11, Z0, Z11
+	VPDPBUSD.BCST     8(CX), Z11, Z5
+	VPSRLW            $0x04, Z10, Z11
+	VPANDD            Z1, Z11, Z11
+	VPSRLW            $0x02, Z8, Z9
+	VPANDD            Z2, Z9, Z9
+	VPORD             Z9, Z11, Z11
+	VPSHUFB           Z11, Z0, Z11
+	VPDPBUSD.BCST     16(CX), Z11, Z6
+	VPSRLW            $0x06, Z10, Z10
+	VPANDD            Z1, Z10, Z10
+	VPSRLW            $0x04, Z8, Z9
+	VPANDD            Z2, Z9, Z9
+	VPORD             Z9, Z10, Z10
+	VPSHUFB           Z10, Z0, Z10
+	VPDPBUSD.BCST     24(CX), Z10, Z6
+	VBROADCASTI64X4   32(BX), Z10
+	VINSERTI64X4      $0x00, 32(AX), Z10, Z10
+	VPANDD            Z1, Z10, Z11
+	VPSLLW            $0x01, Z8, Z9
+	VPANDD            Z2, Z9, Z9
+	VPORD             Z9, Z11, Z11
+	VPSHUFB           Z11, Z0, Z11
+	VPDPBUSD.BCST     4(CX), Z11, Z5
+	VPSRLW            $0x02, Z10, Z11
+	VPANDD            Z1, Z11, Z11
+	VPSRLW            $0x01, Z8, Z9
+	VPANDD            Z2, Z9, Z9
+	VPORD             Z9, Z11, Z11
+	VPSHUFB           Z11, Z0, Z11
+	VPDPBUSD.BCST     12(CX), Z11, Z5
+	VPSRLW            $0x04, Z10, Z11
+	VPANDD            Z1, Z11, Z11
+	VPSRLW            $0x03, Z8, Z9
+	VPANDD            Z2, Z9, Z9
+	VPORD             Z9, Z11, Z11
+	VPSHUFB           Z11, Z0, Z11
+	VPDPBUSD.BCST     20(CX), Z11, Z6
+	VPSRLW            $0x06, Z10, Z10
+	VPANDD            Z1, Z10, Z10
+	VPSRLW            $0x05, Z8, Z9
+	VPANDD            Z2, Z9, Z9
+	VPORD             Z9, Z10, Z10
+	VPSHUFB           Z10, Z0, Z10
+	VPDPBUSD.BCST     28(CX), Z10, Z6
 	VPADDD            Z6, Z5, Z5
 	VCVTDQ2PS         Z5, Z5
 	VFNMADD231PS.BCST (SI), Z3, Z5
-	VMULPS.BCST       (DX), Z7, Z11
-	VFMADD231PS       Z5, Z11, Z4
+	VMULPS.BCST       (DX), Z7, Z8
+	VFMADD231PS       Z5, Z8, Z4
 	ADDQ              $0x00000060, AX
 	ADDQ              $0x00000060, BX
 	ADDQ              $0x20, CX
@@ -8626,7 +8626,7 @@ t512x3x0x1block:
 	RET
 
 // func avx512Table3x0x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C
 TEXT ·avx512Table3x0x4(SB), NOSPLIT, $8-96
 	MOVQ            data+16(FP), AX
 	MOVQ            q+32(FP), CX
@@ -8639,13 +8639,13 @@ TEXT ·avx512Table3x0x4(SB), NOSPLIT, $8-96
 	MOVQ            DI, R8
 	SHLQ            $0x05, R8
 	SHLQ            $0x02, DI
-	MOVL            $0x0f0f0f0f, R9
-	VPBROADCASTD    R9, Z0
-	MOVL            $0x03030303, R9
-	VPBROADCASTD    R9, Z1
-	MOVL            $0x04040404, R9
-	VPBROADCASTD    R9, Z2
 	MOVQ            table+88(FP), R9
+	MOVL            $0x0f0f0f0f, R10
+	VPBROADCASTD    R10, Z0
+	MOVL            $0x03030303, R10
+	VPBROADCASTD    R10, Z1
+	MOVL            $0x04040404, R10
+	VPBROADCASTD    R10, Z2
 	VBROADCASTI32X4 (R9), Z0
 	MOVL            $0x80808080, R9
 	VPBROADCASTD    R9, Z3
@@ -8678,112 +8678,112 @@ t512x3x0x4block:
 	VPXORD            Z14, Z14, Z14
 	VPXORD            Z15, Z15, Z15
 	LEAQ              (CX)(R8*2), R10
-	VMOVDQU32         64(AX), Y17
-	VINSERTI64X4      $0x01, 64(BX), Z17, Z17
-	VMOVDQU32         (AX), Y18
-	VINSERTI64X4      $0x01, (BX), Z18, Z18
-	VPANDD            Z1, Z18, Z21
-	VPSLLW            $0x02, Z17, Z20
-	VPANDD            Z2, Z20, Z20
-	VPORD             Z20, Z21, Z21
-	VPSHUFB           Z21, Z0, Z21
-	VPDPBUSD.BCST     (CX), Z21, Z8
-	VPDPBUSD.BCST     (CX)(R8*1), Z21, Z9
-	VPDPBUSD.BCST     (CX)(R8*2), Z21, Z10
-	VPDPBUSD.BCST     (R10)(R8*1), Z21, Z11
-	VPSRLW            $0x02, Z18, Z21
-	VPANDD            Z1, Z21, Z21
-	VMOVDQA32         Z17, Z20
-	VPANDD            Z2, Z20, Z20
-	VPORD             Z20, Z21, Z21
-	VPSHUFB           Z21, Z0, Z21
-	VPDPBUSD.BCST     8(CX), Z21, Z8
-	VPDPBUSD.BCST     8(CX)(R8*1), Z21, Z9
-	VPDPBUSD.BCST     8(CX)(R8*2), Z21, Z10
-	VPDPBUSD.BCST     8(R10)(R8*1), Z21, Z11
-	VPSRLW            $0x04, Z18, Z21
-	VPANDD            Z1, Z21, Z21
-	VPSRLW            $0x02, Z17, Z20
-	VPANDD            Z2, Z20, Z20
-	VPORD             Z20, Z21, Z21
-	VPSHUFB           Z21, Z0, Z21
-	VPDPBUSD.BCST     16(CX), Z21, Z12
-	VPDPBUSD.BCST     16(CX)(R8*1), Z21, Z13
-	VPDPBUSD.BCST     16(CX)(R8*2), Z21, Z14
-	VPDPBUSD.BCST     16(R10)(R8*1), Z21, Z15
-	VPSRLW            $0x06, Z18, Z21
-	VPANDD            Z1, Z21, Z21
-	VPSRLW            $0x04, Z17, Z20
-	VPANDD            Z2, Z20, Z20
-	VPORD             Z20, Z21, Z21
-	VPSHUFB           Z21, Z0, Z21
-	VPDPBUSD.BCST     24(CX), Z21, Z12
-	VPDPBUSD.BCST     24(CX)(R8*1), Z21, Z13
-	VPDPBUSD.BCST     24(CX)(R8*2), Z21, Z14
-	VPDPBUSD.BCST     24(R10)(R8*1), Z21, Z15
-	VMOVDQU32         32(AX), Y19
-	VINSERTI64X4      $0x01, 32(BX), Z19, Z19
-	VPANDD            Z1, Z19, Z21
-	VPSLLW            $0x01, Z17, Z20
-	VPANDD            Z2, Z20, Z20
-	VPORD             Z20, Z21, Z21
-	VPSHUFB           Z21, Z0, Z21
-	VPDPBUSD.BCST     4(CX), Z21, Z8
-	VPDPBUSD.BCST     4(CX)(R8*1), Z21, Z9
-	VPDPBUSD.BCST     4(CX)(R8*2), Z21, Z10
-	VPDPBUSD.BCST     4(R10)(R8*1), Z21, Z11
-	VPSRLW            $0x02, Z19, Z21
-	VPANDD            Z1, Z21, Z21
-	VPSRLW            $0x01, Z17, Z20
-	VPANDD            Z2, Z20, Z20
-	VPORD             Z20, Z21, Z21
-	VPSHUFB           Z21, Z0, Z21
-	VPDPBUSD.BCST     12(CX), Z21, Z8
-	VPDPBUSD.BCST     12(CX)(R8*1), Z21, Z9
-	VPDPBUSD.BCST     12(CX)(R8*2), Z21, Z10
-	VPDPBUSD.BCST     12(R10)(R8*1), Z21, Z11
-	VPSRLW            $0x04, Z19, Z21
-	VPANDD            Z1, Z21, Z21
-	VPSRLW            $0x03, Z17, Z20
-	VPANDD            Z2, Z20, Z20
-	VPORD             Z20, Z21, Z21
-	VPSHUFB           Z21, Z0, Z21
-	VPDPBUSD.BCST     20(CX), Z21, Z12
-	VPDPBUSD.BCST     20(CX)(R8*1), Z21, Z13
-	VPDPBUSD.BCST     20(CX)(R8*2), Z21, Z14
-	VPDPBUSD.BCST     20(R10)(R8*1), Z21, Z15
-	VPSRLW            $0x06, Z19, Z21
-	VPANDD            Z1, Z21, Z21
-	VPSRLW            $0x05, Z17, Z20
-	VPANDD            Z2, Z20, Z20
-	VPORD             Z20, Z21, Z21
-	VPSHUFB           Z21, Z0, Z21
-	VPDPBUSD.BCST     28(CX), Z21, Z12
-	VPDPBUSD.BCST     28(CX)(R8*1), Z21, Z13
-	VPDPBUSD.BCST     28(CX)(R8*2), Z21, Z14
-	VPDPBUSD.BCST     28(R10)(R8*1), Z21, Z15
+	VBROADCASTI64X4   64(BX), Z17
+	VINSERTI64X4      $0x00, 64(AX), Z17, Z17
+	VBROADCASTI64X4   (BX), Z19
+	VINSERTI64X4      $0x00, (AX), Z19, Z19
+	VPANDD            Z1, Z19, Z20
+	VPSLLW            $0x02, Z17, Z18
+	VPANDD            Z2, Z18, Z18
+	VPORD             Z18, Z20, Z20
+	VPSHUFB           Z20, Z0, Z20
+	VPDPBUSD.BCST     (CX), Z20, Z8
+	VPDPBUSD.BCST     (CX)(R8*1), Z20, Z9
+	VPDPBUSD.BCST     (CX)(R8*2), Z20, Z10
+	VPDPBUSD.BCST     (R10)(R8*1), Z20, Z11
+	VPSRLW            $0x02, Z19, Z20
+	VPANDD            Z1, Z20, Z20
+	VMOVDQA32         Z17, Z18
+	VPANDD            Z2, Z18, Z18
+	VPORD             Z18, Z20, Z20
+	VPSHUFB           Z20, Z0, Z20
+	VPDPBUSD.BCST     8(CX), Z20, Z8
+	VPDPBUSD.BCST     8(CX)(R8*1), Z20, Z9
+	VPDPBUSD.BCST     8(CX)(R8*2), Z20, Z10
+	VPDPBUSD.BCST     8(R10)(R8*1), Z20, Z11
+	VPSRLW            $0x04, Z19, Z20
+	VPANDD            Z1, Z20, Z20
+	VPSRLW            $0x02, Z17, Z18
+	VPANDD            Z2, Z18, Z18
+	VPORD             Z18, Z20, Z20
+	VPSHUFB           Z20, Z0, Z20
+	VPDPBUSD.BCST     16(CX), Z20, Z12
+	VPDPBUSD.BCST     16(CX)(R8*1), Z20, Z13
+	VPDPBUSD.BCST     16(CX)(R8*2), Z20, Z14
+	VPDPBUSD.BCST     16(R10)(R8*1), Z20, Z15
+	VPSRLW            $0x06, Z19, Z19
+	VPANDD            Z1, Z19, Z19
+	VPSRLW            $0x04, Z17, Z18
+	VPANDD            Z2, Z18, Z18
+	VPORD             Z18, Z19, Z19
+	VPSHUFB           Z19, Z0, Z19
+	VPDPBUSD.BCST     24(CX), Z19, Z12
+	VPDPBUSD.BCST     24(CX)(R8*1), Z19, Z13
+	VPDPBUSD.BCST     24(CX)(R8*2), Z19, Z14
+	VPDPBUSD.BCST     24(R10)(R8*1), Z19, Z15
+	VBROADCASTI64X4   32(BX), Z19
+	VINSERTI64X4      $0x00, 32(AX), Z19, Z19
+	VPANDD            Z1, Z19, Z20
+	VPSLLW            $0x01, Z17, Z18
+	VPANDD            Z2, Z18, Z18
+	VPORD             Z18, Z20, Z20
+	VPSHUFB           Z20, Z0, Z20
+	VPDPBUSD.BCST     4(CX), Z20, Z8
+	VPDPBUSD.BCST     4(CX)(R8*1), Z20, Z9
+	VPDPBUSD.BCST     4(CX)(R8*2), Z20, Z10
+	VPDPBUSD.BCST     4(R10)(R8*1), Z20, Z11
+	VPSRLW            $0x02, Z19, Z20
+	VPANDD            Z1, Z20, Z20
+	VPSRLW            $0x01, Z17, Z18
+	VPANDD            Z2, Z18, Z18
+	VPORD             Z18, Z20, Z20
+	VPSHUFB           Z20, Z0, Z20
+	VPDPBUSD.BCST     12(CX), Z20, Z8
+	VPDPBUSD.BCST     12(CX)(R8*1), Z20, Z9
+	VPDPBUSD.BCST     12(CX)(R8*2), Z20, Z10
+	VPDPBUSD.BCST     12(R10)(R8*1), Z20, Z11
+	VPSRLW            $0x04, Z19, Z20
+	VPANDD            Z1, Z20, Z20
+	VPSRLW            $0x03, Z17, Z18
+	VPANDD            Z2, Z18, Z18
+	VPORD             Z18, Z20, Z20
+	VPSHUFB           Z20, Z0, Z20
+	VPDPBUSD.BCST     20(CX), Z20, Z12
+	VPDPBUSD.BCST     20(CX)(R8*1), Z20, Z13
+	VPDPBUSD.BCST     20(CX)(R8*2), Z20, Z14
+	VPDPBUSD.BCST     20(R10)(R8*1), Z20, Z15
+	VPSRLW            $0x06, Z19, Z19
+	VPANDD            Z1, Z19, Z19
+	VPSRLW            $0x05, Z17, Z18
+	VPANDD            Z2, Z18, Z18
+	VPORD             Z18, Z19, Z19
+	VPSHUFB           Z19, Z0, Z19
+	VPDPBUSD.BCST     28(CX), Z19, Z12
+	VPDPBUSD.BCST     28(CX)(R8*1), Z19, Z13
+	VPDPBUSD.BCST     28(CX)(R8*2), Z19, Z14
+	VPDPBUSD.BCST     28(R10)(R8*1), Z19, Z15
 	LEAQ              (DX)(DI*2), R10
 	LEAQ              (SI)(DI*2), R11
 	VPADDD            Z12, Z8, Z8
 	VCVTDQ2PS         Z8, Z8
 	VFNMADD231PS.BCST (SI), Z3, Z8
-	VMULPS.BCST       (DX), Z16, Z20
-	VFMADD231PS       Z8, Z20, Z4
+	VMULPS.BCST       (DX), Z16, Z17
+	VFMADD231PS       Z8, Z17, Z4
 	VPADDD            Z13, Z9, Z9
 	VCVTDQ2PS         Z9, Z9
 	VFNMADD231PS.BCST (SI)(DI*1), Z3, Z9
-	VMULPS.BCST       (DX)(DI*1), Z16, Z20
-	VFMADD231PS       Z9, Z20, Z5
+	VMULPS.BCST       (DX)(DI*1), Z16, Z17
+	VFMADD231PS       Z9, Z17, Z5
 	VPADDD            Z14, Z10, Z10
 	VCVTDQ2PS         Z10, Z10
 	VFNMADD231PS.BCST (SI)(DI*2), Z3, Z10
-	VMULPS.BCST       (DX)(DI*2), Z16, Z20
-	VFMADD231PS       Z10, Z20, Z6
+	VMULPS.BCST       (DX)(DI*2), Z16, Z17
+	VFMADD231PS       Z10, Z17, Z6
 	VPADDD            Z15, Z11, Z11
 	VCVTDQ2PS         Z11, Z11
 	VFNMADD231PS.BCST (R11)(DI*1), Z3, Z11
-	VMULPS.BCST       (R10)(DI*1), Z16, Z20
-	VFMADD231PS       Z11, Z20, Z7
+	VMULPS.BCST       (R10)(DI*1), Z16, Z17
+	VFMADD231PS       Z11, Z17, Z7
 	ADDQ              $0x00000060, AX
 	ADDQ              $0x00000060, BX
 	ADDQ              $0x20, CX
@@ -8806,7 +8806,7 @@ t512x3x0x4block:
 	RET
 
 // func avx512Table3x32x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C, MMX+
 TEXT ·avx512Table3x32x1(SB), NOSPLIT, $272-96
 	MOVQ            data+16(FP), AX
 	MOVQ            q+32(FP), CX
@@ -8818,13 +8818,13 @@ TEXT ·avx512Table3x32x1(SB), NOSPLIT, $272-96
 	MOVQ            DI, (SP)
 	MOVQ            groups+80(FP), DI
 	MOVQ            DI, 8(SP)
-	MOVL            $0x0f0f0f0f, DI
-	VPBROADCASTD    DI, Z0
-	MOVL            $0x03030303, DI
-	VPBROADCASTD    DI, Z3
-	MOVL            $0x04040404, DI
-	VPBROADCASTD    DI, Z4
 	MOVQ            table+88(FP), DI
+	MOVL            $0x0f0f0f0f, R8
+	VPBROADCASTD    R8, Z0
+	MOVL            $0x03030303, R8
+	VPBROADCASTD    R8, Z3
+	MOVL            $0x04040404, R8
+	VPBROADCASTD    R8, Z4
 	VBROADCASTI32X4 (DI), Z2
 	MOVL            $0x80808080, DI
 	VPBROADCASTD    DI, Z0
@@ -8908,10 +8908,10 @@ t512x3x32x1block:
 	ADDQ              $0x08, DI
 	VPXORD            Z7, Z7, Z7
 	VPXORD            Z8, Z8, Z8
-	VMOVDQU32         64(AX), Y1
-	VINSERTI64X4      $0x01, 64(BX), Z1, Z1
-	VMOVDQU32         (AX), Y11
-	VINSERTI64X4      $0x01, (BX), Z11, Z11
+	VBROADCASTI64X4   64(BX), Z1
+	VINSERTI64X4      $0x00, 64(AX), Z1, Z1
+	VBROADCASTI64X4   (BX), Z11
+	VINSERTI64X4      $0x00, (AX), Z11, Z11
 	VPANDD            Z3, Z11, Z12
 	VPSLLW            $0x02, Z1, Z10
 	VPANDD            Z4, Z10, Z10
@@ -8932,42 +8932,42 @@ t512x3x32x1block:
 	VPORD             Z10, Z12, Z12
 	VPSHUFB           Z12, Z2, Z12
 	VPDPBUSD.BCST     16(CX), Z12, Z8
-	VPSRLW            $0x06, Z11, Z12
-	VPANDD            Z3, Z12, Z12
+	VPSRLW            $0x06, Z11, Z11
+	VPANDD            Z3, Z11, Z11
 	VPSRLW            $0x04, Z1, Z10
 	VPANDD            Z4, Z10, Z10
-	VPORD             Z10, Z12, Z12
-	VPSHUFB           Z12, Z2, Z12
-	VPDPBUSD.BCST     24(CX), Z12, Z8
-	VMOVDQU32         32(AX), Y13
-	VINSERTI64X4      $0x01, 32(BX), Z13, Z13
-	VPANDD            Z3, Z13, Z12
+	VPORD             Z10, Z11, Z11
+	VPSHUFB           Z11, Z2, Z11
+	VPDPBUSD.BCST     24(CX), Z11, Z8
+	VBROADCASTI64X4   32(BX), Z11
+	VINSERTI64X4      $0x00, 32(AX), Z11, Z11
+	VPANDD            Z3, Z11, Z12
 	VPSLLW            $0x01, Z1, Z10
 	VPANDD            Z4, Z10, Z10
 	VPORD             Z10, Z12, Z12
 	VPSHUFB           Z12, Z2, Z12
 	VPDPBUSD.BCST     4(CX), Z12, Z7
-	VPSRLW            $0x02, Z13, Z12
+	VPSRLW            $0x02, Z11, Z12
 	VPANDD            Z3, Z12, Z12
 	VPSRLW            $0x01, Z1, Z10
 	VPANDD            Z4, Z10, Z10
 	VPORD             Z10, Z12, Z12
 	VPSHUFB           Z12, Z2, Z12
 	VPDPBUSD.BCST     12(CX), Z12, Z7
-	VPSRLW            $0x04, Z13, Z12
+	VPSRLW            $0x04, Z11, Z12
 	VPANDD            Z3, Z12, Z12
 	VPSRLW            $0x03, Z1, Z10
 	VPANDD            Z4, Z10, Z10
 	VPORD             Z10, Z12, Z12
 	VPSHUFB           Z12, Z2, Z12
 	VPDPBUSD.BCST     20(CX), Z12, Z8
-	VPSRLW            $0x06, Z13, Z12
-	VPANDD            Z3, Z12, Z12
+	VPSRLW            $0x06, Z11, Z11
+	VPANDD            Z3, Z11, Z11
 	VPSRLW            $0x05, Z1, Z10
 	VPANDD            Z4, Z10, Z10
-	VPORD             Z10, Z12, Z12
-	VPSHUFB           Z12, Z2, Z12
-	VPDPBUSD.BCST     28(CX), Z12, Z8
+	VPORD             Z10, Z11, Z11
+	VPSHUFB           Z11, Z2, Z11
+	VPDPBUSD.BCST     28(CX), Z11, Z8
 	VCVTDQ2PS         Z0, Z0
 	VPADDD            Z8, Z7, Z7
 	VCVTDQ2PS         Z7, Z7
@@ -8992,7 +8992,7 @@ t512x3x32x1block:
 	RET
 
 // func avx512Table3x32x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C
 TEXT ·avx512Table3x32x4(SB), NOSPLIT, $272-96
 	MOVQ            data+16(FP), AX
 	MOVQ            q+32(FP), CX
@@ -9007,13 +9007,13 @@ TEXT ·avx512Table3x32x4(SB), NOSPLIT, $272-96
 	SHLQ            $0x02, DI
 	MOVQ            groups+80(FP), R9
 	MOVQ            R9, 8(SP)
-	MOVL            $0x0f0f0f0f, R9
-	VPBROADCASTD    R9, Z0
-	MOVL            $0x03030303, R9
-	VPBROADCASTD    R9, Z3
-	MOVL            $0x04040404, R9
-	VPBROADCASTD    R9, Z4
 	MOVQ            table+88(FP), R9
+	MOVL            $0x0f0f0f0f, R10
+	VPBROADCASTD    R10, Z0
+	MOVL            $0x03030303, R10
+	VPBROADCASTD    R10, Z3
+	MOVL            $0x04040404, R10
+	VPBROADCASTD    R10, Z4
 	VBROADCASTI32X4 (R9), Z2
 	MOVL            $0x80808080, R9
 	VPBROADCASTD    R9, Z0
@@ -9101,10 +9101,10 @@ t512x3x32x4block:
 	VPXORD            Z16, Z16, Z16
 	VPXORD            Z17, Z17, Z17
 	LEAQ              (CX)(R8*2), R11
-	VMOVDQU32         64(AX), Y1
-	VINSERTI64X4      $0x01, 64(BX), Z1, Z1
-	VMOVDQU32         (AX), Y20
-	VINSERTI64X4      $0x01, (BX), Z20, Z20
+	VBROADCASTI64X4   64(BX), Z1
+	VINSERTI64X4      $0x00, 64(AX), Z1, Z1
+	VBROADCASTI64X4   (BX), Z20
+	VINSERTI64X4      $0x00, (AX), Z20, Z20
 	VPANDD            Z3, Z20, Z21
 	VPSLLW            $0x02, Z1, Z19
 	VPANDD            Z4, Z19, Z19
@@ -9134,19 +9134,19 @@ t512x3x32x4block:
 	VPDPBUSD.BCST     16(CX)(R8*1), Z21, Z15
 	VPDPBUSD.BCST     16(CX)(R8*2), Z21, Z16
 	VPDPBUSD.BCST     16(R11)(R8*1), Z21, Z17
-	VPSRLW            $0x06, Z20, Z21
-	VPANDD            Z3, Z21, Z21
+	VPSRLW            $0x06, Z20, Z20
+	VPANDD            Z3, Z20, Z20
 	VPSRLW            $0x04, Z1, Z19
 	VPANDD            Z4, Z19, Z19
-	VPORD             Z19, Z21, Z21
-	VPSHUFB           Z21, Z2, Z21
-	VPDPBUSD.BCST     24(CX), Z21, Z14
-	VPDPBUSD.BCST     24(CX)(R8*1), Z21, Z15
-	VPDPBUSD.BCST     24(CX)(R8*2), Z21, Z16
-	VPDPBUSD.BCST     24(R11)(R8*1), Z21, Z17
-	VMOVDQU32         32(AX), Y22
-	VINSERTI64X4      $0x01, 32(BX), Z22, Z22
-	VPANDD            Z3, Z22, Z21
+	VPORD             Z19, Z20, Z20
+	VPSHUFB           Z20, Z2, Z20
+	VPDPBUSD.BCST     24(CX), Z20, Z14
+	VPDPBUSD.BCST     24(CX)(R8*1), Z20, Z15
+	VPDPBUSD.BCST     24(CX)(R8*2), Z20, Z16
+	VPDPBUSD.BCST     24(R11)(R8*1), Z20, Z17
+	VBROADCASTI64X4   32(BX), Z20
+	VINSERTI64X4      $0x00, 32(AX), Z20, Z20
+	VPANDD            Z3, Z20, Z21
 	VPSLLW            $0x01, Z1, Z19
 	VPANDD            Z4, Z19, Z19
 	VPORD             Z19, Z21, Z21
@@ -9155,7 +9155,7 @@ t512x3x32x4block:
 	VPDPBUSD.BCST     4(CX)(R8*1), Z21, Z11
 	VPDPBUSD.BCST     4(CX)(R8*2), Z21, Z12
 	VPDPBUSD.BCST     4(R11)(R8*1), Z21, Z13
-	VPSRLW            $0x02, Z22, Z21
+	VPSRLW            $0x02, Z20, Z21
 	VPANDD            Z3, Z21, Z21
 	VPSRLW            $0x01, Z1, Z19
 	VPANDD            Z4, Z19, Z19
@@ -9165,7 +9165,7 @@ t512x3x32x4block:
 	VPDPBUSD.BCST     12(CX)(R8*1), Z21, Z11
 	VPDPBUSD.BCST     12(CX)(R8*2), Z21, Z12
 	VPDPBUSD.BCST     12(R11)(R8*1), Z21, Z13
-	VPSRLW            $0x04, Z22, Z21
+	VPSRLW            $0x04, Z20, Z21
 	VPANDD            Z3, Z21, Z21
 	VPSRLW            $0x03, Z1, Z19
 	VPANDD            Z4, Z19, Z19
@@ -9175,16 +9175,16 @@ t512x3x32x4block:
 	VPDPBUSD.BCST     20(CX)(R8*1), Z21, Z15
 	VPDPBUSD.BCST     20(CX)(R8*2), Z21, Z16
 	VPDPBUSD.BCST     20(R11)(R8*1), Z21, Z17
-	VPSRLW            $0x06, Z22, Z21
-	VPANDD            Z3, Z21, Z21
+	VPSRLW            $0x06, Z20, Z20
+	VPANDD            Z3, Z20, Z20
 	VPSRLW            $0x05, Z1, Z19
 	VPANDD            Z4, Z19, Z19
-	VPORD             Z19, Z21, Z21
-	VPSHUFB           Z21, Z2, Z21
-	VPDPBUSD.BCST     28(CX), Z21, Z14
-	VPDPBUSD.BCST     28(CX)(R8*1), Z21, Z15
-	VPDPBUSD.BCST     28(CX)(R8*2), Z21, Z16
-	VPDPBUSD.BCST     28(R11)(R8*1), Z21, Z17
+	VPORD             Z19, Z20, Z20
+	VPSHUFB           Z20, Z2, Z20
+	VPDPBUSD.BCST     28(CX), Z20, Z14
+	VPDPBUSD.BCST     28(CX)(R8*1), Z20, Z15
+	VPDPBUSD.BCST     28(CX)(R8*2), Z20, Z16
+	VPDPBUSD.BCST     28(R11)(R8*1), Z20, Z17
 	VCVTDQ2PS         Z0, Z0
 	LEAQ              (DX)(DI*2), R11
 	LEAQ              (SI)(DI*2), R12
@@ -9192,20 +9192,20 @@ t512x3x32x4block:
 	VCVTDQ2PS         Z10, Z10
 	VFNMADD231PS.BCST (SI), Z5, Z10
 	VMULPS            Z0, Z10, Z10
-	VMULPS.BCST       (DX), Z18, Z19
-	VFMADD231PS       Z10, Z19, Z6
+	VMULPS.BCST       (DX), Z18, Z1
+	VFMADD231PS       Z10, Z1, Z6
 	VPADDD            Z15, Z11, Z11
 	VCVTDQ2PS         Z11, Z11
 	VFNMADD231PS.BCST (SI)(DI*1), Z5, Z11
 	VMULPS            Z0, Z11, Z11
-	VMULPS.BCST       (DX)(DI*1), Z18, Z19
-	VFMADD231PS       Z11, Z19, Z7
+	VMULPS.BCST       (DX)(DI*1), Z18, Z1
+	VFMADD231PS       Z11, Z1, Z7
 	VPADDD            Z16, Z12, Z12
 	VCVTDQ2PS         Z12, Z12
 	VFNMADD231PS.BCST (SI)(DI*2), Z5, Z12
 	VMULPS            Z0, Z12, Z12
-	VMULPS.BCST       (DX)(DI*2), Z18, Z19
-	VFMADD231PS       Z12, Z19, Z8
+	VMULPS.BCST       (DX)(DI*2), Z18, Z1
+	VFMADD231PS       Z12, Z1, Z8
 	VPADDD            Z17, Z13, Z13
 	VCVTDQ2PS         Z13, Z13
 	VFNMADD231PS.BCST (R12)(DI*1), Z5, Z13
@@ -9234,7 +9234,7 @@ t512x3x32x4block:
 	RET
 
 // func avx512Table3x16x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C, MMX+
 TEXT ·avx512Table3x16x1(SB), NOSPLIT, $272-96
 	MOVQ            data+16(FP), AX
 	MOVQ            q+32(FP), CX
@@ -9246,13 +9246,13 @@ TEXT ·avx512Table3x16x1(SB), NOSPLIT, $272-96
 	MOVQ            DI, (SP)
 	MOVQ            groups+80(FP), DI
 	MOVQ            DI, 8(SP)
-	MOVL            $0x0f0f0f0f, DI
-	VPBROADCASTD    DI, Z0
-	MOVL            $0x03030303, DI
-	VPBROADCASTD    DI, Z3
-	MOVL            $0x04040404, DI
-	VPBROADCASTD    DI, Z4
 	MOVQ            table+88(FP), DI
+	MOVL            $0x0f0f0f0f, R8
+	VPBROADCASTD    R8, Z0
+	MOVL            $0x03030303, R8
+	VPBROADCASTD    R8, Z3
+	MOVL            $0x04040404, R8
+	VPBROADCASTD    R8, Z4
 	VBROADCASTI32X4 (DI), Z2
 	MOVL            $0x80808080, DI
 	VPBROADCASTD    DI, Z0
@@ -9324,112 +9324,112 @@ t512x3x16x1spread1:
 	SUBQ         R8, (SP)
 
 t512x3x16x1block:
-	PREFETCHT0    2048(AX)
-	PREFETCHT0    2112(AX)
-	PREFETCHT0    2176(AX)
-	PREFETCHT0    2048(BX)
-	PREFETCHT0    2112(BX)
-	PREFETCHT0    2176(BX)
-	VMOVQ         (DI), X0
-	VPINSRQ       $0x01, 128(DI), X0, X0
-	VPMOVSXBD     X0, Z0
-	ADDQ          $0x08, DI
-	VMOVQ         (DI), X1
-	VPINSRQ       $0x01, 128(DI), X1, X1
-	VPMOVSXBD     X1, Z12
-	ADDQ          $0x08, DI
-	VPXORD        Z6, Z6, Z6
-	VPXORD        Z7, Z7, Z7
-	VMOVDQU32     64(AX), Y1
-	VINSERTI64X4  $0x01, 64(BX), Z1, Z1
-	VMOVDQU32     (AX), Y10
-	VINSERTI64X4  $0x01, (BX), Z10, Z10
-	VPANDD        Z3, Z10, Z14
-	VPSLLW        $0x02, Z1, Z13
-	VPANDD        Z4, Z13, Z13
-	VPORD         Z13, Z14, Z14
-	VPSHUFB       Z14, Z2, Z14
-	VPDPBUSD.BCST (CX), Z14, Z6
-	VPSRLW        $0x02, Z10, Z14
-	VPANDD        Z3, Z14, Z14
-	VMOVDQA32     Z1, Z13
-	VPANDD        Z4, Z13, Z13
-	VPORD         Z13, Z14, Z14
-	VPSHUFB       Z14, Z2, Z14
-	VPDPBUSD.BCST 8(CX), Z14, Z6
-	VPSRLW        $0x04, Z10, Z14
-	VPANDD        Z3, Z14, Z14
-	VPSRLW        $0x02, Z1, Z13
-	VPANDD        Z4, Z13, Z13
-	VPORD         Z13, Z14, Z14
-	VPSHUFB       Z14, Z2, Z14
-	VPDPBUSD.BCST 16(CX), Z14, Z7
-	VPSRLW        $0x06, Z10, Z14
-	VPANDD        Z3, Z14, Z14
-	VPSRLW        $0x04, Z1, Z13
-	VPANDD        Z4, Z13, Z13
-	VPORD         Z13, Z14, Z14
-	VPSHUFB       Z14, Z2, Z14
-	VPDPBUSD.BCST 24(CX), Z14, Z7
-	VMOVDQU32     32(AX), Y11
-	VINSERTI64X4  $0x01, 32(BX), Z11, Z11
-	VPANDD        Z3, Z11, Z14
-	VPSLLW        $0x01, Z1, Z13
-	VPANDD        Z4, Z13, Z13
-	VPORD         Z13, Z14, Z14
-	VPSHUFB       Z14, Z2, Z14
-	VPDPBUSD.BCST 4(CX), Z14, Z6
-	VPSRLW        $0x02, Z11, Z14
-	VPANDD        Z3, Z14, Z14
-	VPSRLW        $0x01, Z1, Z13
-	VPANDD        Z4, Z13, Z13
-	VPORD         Z13, Z14, Z14
-	VPSHUFB       Z14, Z2, Z14
-	VPDPBUSD.BCST 12(CX), Z14, Z6
-	VPSRLW        $0x04, Z11, Z14
-	VPANDD        Z3, Z14, Z14
-	VPSRLW        $0x03, Z1, Z13
-	VPANDD        Z4, Z13, Z13
-	VPORD         Z13, Z14, Z14
-	VPSHUFB       Z14, Z2, Z14
-	VPDPBUSD.BCST 20(CX), Z14, Z7
-	VPSRLW        $0x06, Z11, Z14
-	VPANDD        Z3, Z14, Z14
-	VPSRLW        $0x05, Z1, Z13
-	VPANDD        Z4, Z13, Z13
-	VPORD         Z13, Z14, Z14
-	VPSHUFB       Z14, Z2, Z14
-	VPDPBUSD.BCST 28(CX), Z14, Z7
-	VPSLLD        $0x10, Z12, Z13
-	VMOVDQU16     Z0, K1, Z13
-	VPSLLW        $0x07, Z13, Z13
-	VPMULLD       Z0, Z6, Z6
-	VPMULLD       Z12, Z7, Z7
-	VPADDD        Z7, Z6, Z6
-	VPXORD        Z9, Z9, Z9
-	VPDPWSSD.BCST (SI), Z13, Z9
-	VPSUBD        Z9, Z6, Z6
-	VCVTDQ2PS     Z6, Z6
-	VMULPS.BCST   (DX), Z8, Z0
-	VFMADD231PS   Z6, Z0, Z5
-	ADDQ          $0x00000060, AX
-	ADDQ          $0x00000060, BX
-	ADDQ          $0x20, CX
-	ADDQ          $0x04, DX
-	ADDQ          $0x04, SI
-	DECQ          R8
-	JNE           t512x3x16x1block
-	CMPQ          (SP), $0x00
-	JNE           t512x3x16x1span
-	MOVQ          out+0(FP), AX
-	MOVQ          outStride+8(FP), CX
-	VMOVUPS       Y5, (AX)
-	VEXTRACTF64X4 $0x01, Z5, (AX)(CX*1)
+	PREFETCHT0      2048(AX)
+	PREFETCHT0      2112(AX)
+	PREFETCHT0      2176(AX)
+	PREFETCHT0      2048(BX)
+	PREFETCHT0      2112(BX)
+	PREFETCHT0      2176(BX)
+	VMOVQ           (DI), X0
+	VPINSRQ         $0x01, 128(DI), X0, X0
+	VPMOVSXBD       X0, Z0
+	ADDQ            $0x08, DI
+	VMOVQ           (DI), X1
+	VPINSRQ         $0x01, 128(DI), X1, X1
+	VPMOVSXBD       X1, Z1
+	ADDQ            $0x08, DI
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+	VBROADCASTI64X4 64(BX), Z10
+	VINSERTI64X4    $0x00, 64(AX), Z10, Z10
+	VBROADCASTI64X4 (BX), Z12
+	VINSERTI64X4    $0x00, (AX), Z12, Z12
+	VPANDD          Z3, Z12, Z13
+	VPSLLW          $0x02, Z10, Z11
+	VPANDD          Z4, Z11, Z11
+	VPORD           Z11, Z13, Z13
+	VPSHUFB         Z13, Z2, Z13
+	VPDPBUSD.BCST   (CX), Z13, Z6
+	VPSRLW          $0x02, Z12, Z13
+	VPANDD          Z3, Z13, Z13
+	VMOVDQA32       Z10, Z11
+	VPANDD          Z4, Z11, Z11
+	VPORD           Z11, Z13, Z13
+	VPSHUFB         Z13, Z2, Z13
+	VPDPBUSD.BCST   8(CX), Z13, Z6
+	VPSRLW          $0x04, Z12, Z13
+	VPANDD          Z3, Z13, Z13
+	VPSRLW          $0x02, Z10, Z11
+	VPANDD          Z4, Z11, Z11
+	VPORD           Z11, Z13, Z13
+	VPSHUFB         Z13, Z2, Z13
+	VPDPBUSD.BCST   16(CX), Z13, Z7
+	VPSRLW          $0x06, Z12, Z12
+	VPANDD          Z3, Z12, Z12
+	VPSRLW          $0x04, Z10, Z11
+	VPANDD          Z4, Z11, Z11
+	VPORD           Z11, Z12, Z12
+	VPSHUFB         Z12, Z2, Z12
+	VPDPBUSD.BCST   24(CX), Z12, Z7
+	VBROADCASTI64X4 32(BX), Z12
+	VINSERTI64X4    $0x00, 32(AX), Z12, Z12
+	VPANDD          Z3, Z12, Z13
+	VPSLLW          $0x01, Z10, Z11
+	VPANDD          Z4, Z11, Z11
+	VPORD           Z11, Z13, Z13
+	VPSHUFB         Z13, Z2, Z13
+	VPDPBUSD.BCST   4(CX), Z13, Z6
+	VPSRLW          $0x02, Z12, Z13
+	VPANDD          Z3, Z13, Z13
+	VPSRLW          $0x01, Z10, Z11
+	VPANDD          Z4, Z11, Z11
+	VPORD           Z11, Z13, Z13
+	VPSHUFB         Z13, Z2, Z13
+	VPDPBUSD.BCST   12(CX), Z13, Z6
+	VPSRLW          $0x04, Z12, Z13
+	VPANDD          Z3, Z13, Z13
+	VPSRLW          $0x03, Z10, Z11
+	VPANDD          Z4, Z11, Z11
+	VPORD           Z11, Z13, Z13
+	VPSHUFB         Z13, Z2, Z13
+	VPDPBUSD.BCST   20(CX), Z13, Z7
+	VPSRLW          $0x06, Z12, Z12
+	VPANDD          Z3, Z12, Z12
+	VPSRLW          $0x05, Z10, Z11
+	VPANDD          Z4, Z11, Z11
+	VPORD           Z11, Z12, Z12
+	VPSHUFB         Z12, Z2, Z12
+	VPDPBUSD.BCST   28(CX), Z12, Z7
+	VPSLLD          $0x10, Z1, Z10
+	VMOVDQU16       Z0, K1, Z10
+	VPSLLW          $0x07, Z10, Z10
+	VPMULLD         Z0, Z6, Z6
+	VPMULLD         Z1, Z7, Z7
+	VPADDD          Z7, Z6, Z6
+	VPXORD          Z9, Z9, Z9
+	VPDPWSSD.BCST   (SI), Z10, Z9
+	VPSUBD          Z9, Z6, Z6
+	VCVTDQ2PS       Z6, Z6
+	VMULPS.BCST     (DX), Z8, Z0
+	VFMADD231PS     Z6, Z0, Z5
+	ADDQ            $0x00000060, AX
+	ADDQ            $0x00000060, BX
+	ADDQ            $0x20, CX
+	ADDQ            $0x04, DX
+	ADDQ            $0x04, SI
+	DECQ            R8
+	JNE             t512x3x16x1block
+	CMPQ            (SP), $0x00
+	JNE             t512x3x16x1span
+	MOVQ            out+0(FP), AX
+	MOVQ            outStride+8(FP), CX
+	VMOVUPS         Y5, (AX)
+	VEXTRACTF64X4   $0x01, Z5, (AX)(CX*1)
 	VZEROUPPER
 	RET
 
 // func avx512Table3x16x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C
 TEXT ·avx512Table3x16x4(SB), NOSPLIT, $272-96
 	MOVQ            data+16(FP), AX
 	MOVQ            q+32(FP), CX
@@ -9444,13 +9444,13 @@ TEXT ·avx512Table3x16x4(SB), NOSPLIT, $272-96
 	SHLQ            $0x02, DI
 	MOVQ            groups+80(FP), R9
 	MOVQ            R9, 8(SP)
-	MOVL            $0x0f0f0f0f, R9
-	VPBROADCASTD    R9, Z0
-	MOVL            $0x03030303, R9
-	VPBROADCASTD    R9, Z3
-	MOVL            $0x04040404, R9
-	VPBROADCASTD    R9, Z4
 	MOVQ            table+88(FP), R9
+	MOVL            $0x0f0f0f0f, R10
+	VPBROADCASTD    R10, Z0
+	MOVL            $0x03030303, R10
+	VPBROADCASTD    R10, Z3
+	MOVL            $0x04040404, R10
+	VPBROADCASTD    R10, Z4
 	VBROADCASTI32X4 (R9), Z2
 	MOVL            $0x80808080, R9
 	VPBROADCASTD    R9, Z0
@@ -9525,171 +9525,171 @@ t512x3x16x4spread1:
 	SUBQ         R10, (SP)
 
 t512x3x16x4block:
-	VMOVQ         (R9), X0
-	VPINSRQ       $0x01, 128(R9), X0, X0
-	VPMOVSXBD     X0, Z0
-	ADDQ          $0x08, R9
-	VMOVQ         (R9), X1
-	VPINSRQ       $0x01, 128(R9), X1, X1
-	VPMOVSXBD     X1, Z24
-	ADDQ          $0x08, R9
-	VPXORD        Z9, Z9, Z9
-	VPXORD        Z10, Z10, Z10
-	VPXORD        Z11, Z11, Z11
-	VPXORD        Z12, Z12, Z12
-	VPXORD        Z13, Z13, Z13
-	VPXORD        Z14, Z14, Z14
-	VPXORD        Z15, Z15, Z15
-	VPXORD        Z16, Z16, Z16
-	LEAQ          (CX)(R8*2), R11
-	VMOVDQU32     64(AX), Y1
-	VINSERTI64X4  $0x01, 64(BX), Z1, Z1
-	VMOVDQU32     (AX), Y22
-	VINSERTI64X4  $0x01, (BX), Z22, Z22
-	VPANDD        Z3, Z22, Z26
-	VPSLLW        $0x02, Z1, Z25
-	VPANDD        Z4, Z25, Z25
-	VPORD         Z25, Z26, Z26
-	VPSHUFB       Z26, Z2, Z26
-	VPDPBUSD.BCST (CX), Z26, Z9
-	VPDPBUSD.BCST (CX)(R8*1), Z26, Z10
-	VPDPBUSD.BCST (CX)(R8*2), Z26, Z11
-	VPDPBUSD.BCST (R11)(R8*1), Z26, Z12
-	VPSRLW        $0x02, Z22, Z26
-	VPANDD        Z3, Z26, Z26
-	VMOVDQA32     Z1, Z25
-	VPANDD        Z4, Z25, Z25
-	VPORD         Z25, Z26, Z26
-	VPSHUFB       Z26, Z2, Z26
-	VPDPBUSD.BCST 8(CX), Z26, Z9
-	VPDPBUSD.BCST 8(CX)(R8*1), Z26, Z10
-	VPDPBUSD.BCST 8(CX)(R8*2), Z26, Z11
-	VPDPBUSD.BCST 8(R11)(R8*1), Z26, Z12
-	VPSRLW        $0x04, Z22, Z26
-	VPANDD        Z3, Z26, Z26
-	VPSRLW        $0x02, Z1, Z25
-	VPANDD        Z4, Z25, Z25
-	VPORD         Z25, Z26, Z26
-	VPSHUFB       Z26, Z2, Z26
-	VPDPBUSD.BCST 16(CX), Z26, Z13
-	VPDPBUSD.BCST 16(CX)(R8*1), Z26, Z14
-	VPDPBUSD.BCST 16(CX)(R8*2), Z26, Z15
-	VPDPBUSD.BCST 16(R11)(R8*1), Z26, Z16
-	VPSRLW        $0x06, Z22, Z26
-	VPANDD        Z3, Z26, Z26
-	VPSRLW        $0x04, Z1, Z25
-	VPANDD        Z4, Z25, Z25
-	VPORD         Z25, Z26, Z26
-	VPSHUFB       Z26, Z2, Z26
-	VPDPBUSD.BCST 24(CX), Z26, Z13
-	VPDPBUSD.BCST 24(CX)(R8*1), Z26, Z14
-	VPDPBUSD.BCST 24(CX)(R8*2), Z26, Z15
-	VPDPBUSD.BCST 24(R11)(R8*1), Z26, Z16
-	VMOVDQU32     32(AX), Y23
-	VINSERTI64X4  $0x01, 32(BX), Z23, Z23
-	VPANDD        Z3, Z23, Z26
-	VPSLLW        $0x01, Z1, Z25
-	VPANDD        Z4, Z25, Z25
-	VPORD         Z25, Z26, Z26
-	VPSHUFB       Z26, Z2, Z26
-	VPDPBUSD.BCST 4(CX), Z26, Z9
-	VPDPBUSD.BCST 4(CX)(R8*1), Z26, Z10
-	VPDPBUSD.BCST 4(CX)(R8*2), Z26, Z11
-	VPDPBUSD.BCST 4(R11)(R8*1), Z26, Z12
-	VPSRLW        $0x02, Z23, Z26
-	VPANDD        Z3, Z26, Z26
-	VPSRLW        $0x01, Z1, Z25
-	VPANDD        Z4, Z25, Z25
-	VPORD         Z25, Z26, Z26
-	VPSHUFB       Z26, Z2, Z26
-	VPDPBUSD.BCST 12(CX), Z26, Z9
-	VPDPBUSD.BCST 12(CX)(R8*1), Z26, Z10
-	VPDPBUSD.BCST 12(CX)(R8*2), Z26, Z11
-	VPDPBUSD.BCST 12(R11)(R8*1), Z26, Z12
-	VPSRLW        $0x04, Z23, Z26
-	VPANDD        Z3, Z26, Z26
-	VPSRLW        $0x03, Z1, Z25
-	VPANDD        Z4, Z25, Z25
-	VPORD         Z25, Z26, Z26
-	VPSHUFB       Z26, Z2, Z26
-	VPDPBUSD.BCST 20(CX), Z26, Z13
-	VPDPBUSD.BCST 20(CX)(R8*1), Z26, Z14
-	VPDPBUSD.BCST 20(CX)(R8*2), Z26, Z15
-	VPDPBUSD.BCST 20(R11)(R8*1), Z26, Z16
-	VPSRLW        $0x06, Z23, Z26
-	VPANDD        Z3, Z26, Z26
-	VPSRLW        $0x05, Z1, Z25
-	VPANDD        Z4, Z25, Z25
-	VPORD         Z25, Z26, Z26
-	VPSHUFB       Z26, Z2, Z26
-	VPDPBUSD.BCST 28(CX), Z26, Z13
-	VPDPBUSD.BCST 28(CX)(R8*1), Z26, Z14
-	VPDPBUSD.BCST 28(CX)(R8*2), Z26, Z15
-	VPDPBUSD.BCST 28(R11)(R8*1), Z26, Z16
-	VPSLLD        $0x10, Z24, Z25
-	VMOVDQU16     Z0, K1, Z25
-	VPSLLW        $0x07, Z25, Z25
-	LEAQ          (DX)(DI*2), R11
-	LEAQ          (SI)(DI*2), R12
-	VPMULLD       Z0, Z9, Z9
-	VPMULLD       Z24, Z13, Z13
-	VPADDD        Z13, Z9, Z9
-	VPXORD        Z18, Z18, Z18
-	VPDPWSSD.BCST (SI), Z25, Z18
-	VPSUBD        Z18, Z9, Z9
-	VCVTDQ2PS     Z9, Z9
-	VMULPS.BCST   (DX), Z17, Z26
-	VFMADD231PS   Z9, Z26, Z5
-	VPMULLD       Z0, Z10, Z10
-	VPMULLD       Z24, Z14, Z14
-	VPADDD        Z14, Z10, Z10
-	VPXORD        Z19, Z19, Z19
-	VPDPWSSD.BCST (SI)(DI*1), Z25, Z19
-	VPSUBD        Z19, Z10, Z10
-	VCVTDQ2PS     Z10, Z10
-	VMULPS.BCST   (DX)(DI*1), Z17, Z26
-	VFMADD231PS   Z10, Z26, Z6
-	VPMULLD       Z0, Z11, Z11
-	VPMULLD       Z24, Z15, Z15
-	VPADDD        Z15, Z11, Z11
-	VPXORD        Z20, Z20, Z20
-	VPDPWSSD.BCST (SI)(DI*2), Z25, Z20
-	VPSUBD        Z20, Z11, Z11
-	VCVTDQ2PS     Z11, Z11
-	VMULPS.BCST   (DX)(DI*2), Z17, Z26
-	VFMADD231PS   Z11, Z26, Z7
-	VPMULLD       Z0, Z12, Z12
-	VPMULLD       Z24, Z16, Z16
-	VPADDD        Z16, Z12, Z12
-	VPXORD        Z21, Z21, Z21
-	VPDPWSSD.BCST (R12)(DI*1), Z25, Z21
-	VPSUBD        Z21, Z12, Z12
-	VCVTDQ2PS     Z12, Z12
-	VMULPS.BCST   (R11)(DI*1), Z17, Z0
-	VFMADD231PS   Z12, Z0, Z8
-	ADDQ          $0x00000060, AX
-	ADDQ          $0x00000060, BX
-	ADDQ          $0x20, CX
-	ADDQ          $0x04, DX
-	ADDQ          $0x04, SI
-	DECQ          R10
-	JNE           t512x3x16x4block
-	CMPQ          (SP), $0x00
-	JNE           t512x3x16x4span
-	MOVQ          out+0(FP), AX
-	MOVQ          outStride+8(FP), CX
-	VMOVUPS       Z5, (AX)
-	ADDQ          CX, AX
-	VMOVUPS       Z6, (AX)
-	ADDQ          CX, AX
-	VMOVUPS       Z7, (AX)
-	ADDQ          CX, AX
-	VMOVUPS       Z8, (AX)
+	VMOVQ           (R9), X0
+	VPINSRQ         $0x01, 128(R9), X0, X0
+	VPMOVSXBD       X0, Z0
+	ADDQ            $0x08, R9
+	VMOVQ           (R9), X1
+	VPINSRQ         $0x01, 128(R9), X1, X1
+	VPMOVSXBD       X1, Z1
+	ADDQ            $0x08, R9
+	VPXORD          Z9, Z9, Z9
+	VPXORD          Z10, Z10, Z10
+	VPXORD          Z11, Z11, Z11
+	VPXORD          Z12, Z12, Z12
+	VPXORD          Z13, Z13, Z13
+	VPXORD          Z14, Z14, Z14
+	VPXORD          Z15, Z15, Z15
+	VPXORD          Z16, Z16, Z16
+	LEAQ            (CX)(R8*2), R11
+	VBROADCASTI64X4 64(BX), Z22
+	VINSERTI64X4    $0x00, 64(AX), Z22, Z22
+	VBROADCASTI64X4 (BX), Z24
+	VINSERTI64X4    $0x00, (AX), Z24, Z24
+	VPANDD          Z3, Z24, Z25
+	VPSLLW          $0x02, Z22, Z23
+	VPANDD          Z4, Z23, Z23
+	VPORD           Z23, Z25, Z25
+	VPSHUFB         Z25, Z2, Z25
+	VPDPBUSD.BCST   (CX), Z25, Z9
+	VPDPBUSD.BCST   (CX)(R8*1), Z25, Z10
+	VPDPBUSD.BCST   (CX)(R8*2), Z25, Z11
+	VPDPBUSD.BCST   (R11)(R8*1), Z25, Z12
+	VPSRLW          $0x02, Z24, Z25
+	VPANDD          Z3, Z25, Z25
+	VMOVDQA32       Z22, Z23
+	VPANDD          Z4, Z23, Z23
+	VPORD           Z23, Z25, Z25
+	VPSHUFB         Z25, Z2, Z25
+	VPDPBUSD.BCST   8(CX), Z25, Z9
+	VPDPBUSD.BCST   8(CX)(R8*1), Z25, Z10
+	VPDPBUSD.BCST   8(CX)(R8*2), Z25, Z11
+	VPDPBUSD.BCST   8(R11)(R8*1), Z25, Z12
+	VPSRLW          $0x04, Z24, Z25
+	VPANDD          Z3, Z25, Z25
+	VPSRLW          $0x02, Z22, Z23
+	VPANDD          Z4, Z23, Z23
+	VPORD           Z23, Z25, Z25
+	VPSHUFB         Z25, Z2, Z25
+	VPDPBUSD.BCST   16(CX), Z25, Z13
+	VPDPBUSD.BCST   16(CX)(R8*1), Z25, Z14
+	VPDPBUSD.BCST   16(CX)(R8*2), Z25, Z15
+	VPDPBUSD.BCST   16(R11)(R8*1), Z25, Z16
+	VPSRLW          $0x06, Z24, Z24
+	VPANDD          Z3, Z24, Z24
+	VPSRLW          $0x04, Z22, Z23
+	VPANDD          Z4, Z23, Z23
+	VPORD           Z23, Z24, Z24
+	VPSHUFB         Z24, Z2, Z24
+	VPDPBUSD.BCST   24(CX), Z24, Z13
+	VPDPBUSD.BCST   24(CX)(R8*1), Z24, Z14
+	VPDPBUSD.BCST   24(CX)(R8*2), Z24, Z15
+	VPDPBUSD.BCST   24(R11)(R8*1), Z24, Z16
+	VBROADCASTI64X4 32(BX), Z24
+	VINSERTI64X4    $0x00, 32(AX), Z24, Z24
+	VPANDD          Z3, Z24, Z25
+	VPSLLW          $0x01, Z22, Z23
+	VPANDD          Z4, Z23, Z23
+	VPORD           Z23, Z25, Z25
+	VPSHUFB         Z25, Z2, Z25
+	VPDPBUSD.BCST   4(CX), Z25, Z9
+	VPDPBUSD.BCST   4(CX)(R8*1), Z25, Z10
+	VPDPBUSD.BCST   4(CX)(R8*2), Z25, Z11
+	VPDPBUSD.BCST   4(R11)(R8*1), Z25, Z12
+	VPSRLW          $0x02, Z24, Z25
+	VPANDD          Z3, Z25, Z25
+	VPSRLW          $0x01, Z22, Z23
+	VPANDD          Z4, Z23, Z23
+	VPORD           Z23, Z25, Z25
+	VPSHUFB         Z25, Z2, Z25
+	VPDPBUSD.BCST   12(CX), Z25, Z9
+	VPDPBUSD.BCST   12(CX)(R8*1), Z25, Z10
+	VPDPBUSD.BCST   12(CX)(R8*2), Z25, Z11
+	VPDPBUSD.BCST   12(R11)(R8*1), Z25, Z12
+	VPSRLW          $0x04, Z24, Z25
+	VPANDD          Z3, Z25, Z25
+	VPSRLW          $0x03, Z22, Z23
+	VPANDD          Z4, Z23, Z23
+	VPORD           Z23, Z25, Z25
+	VPSHUFB         Z25, Z2, Z25
+	VPDPBUSD.BCST   20(CX), Z25, Z13
+	VPDPBUSD.BCST   20(CX)(R8*1), Z25, Z14
+	VPDPBUSD.BCST   20(CX)(R8*2), Z25, Z15
+	VPDPBUSD.BCST   20(R11)(R8*1), Z25, Z16
+	VPSRLW          $0x06, Z24, Z24
+	VPANDD          Z3, Z24, Z24
+	VPSRLW          $0x05, Z22, Z23
+	VPANDD          Z4, Z23, Z23
+	VPORD           Z23, Z24, Z24
+	VPSHUFB         Z24, Z2, Z24
+	VPDPBUSD.BCST   28(CX), Z24, Z13
+	VPDPBUSD.BCST   28(CX)(R8*1), Z24, Z14
+	VPDPBUSD.BCST   28(CX)(R8*2), Z24, Z15
+	VPDPBUSD.BCST   28(R11)(R8*1), Z24, Z16
+	VPSLLD          $0x10, Z1, Z22
+	VMOVDQU16       Z0, K1, Z22
+	VPSLLW          $0x07, Z22, Z22
+	LEAQ            (DX)(DI*2), R11
+	LEAQ            (SI)(DI*2), R12
+	VPMULLD         Z0, Z9, Z9
+	VPMULLD         Z1, Z13, Z13
+	VPADDD          Z13, Z9, Z9
+	VPXORD          Z18, Z18, Z18
+	VPDPWSSD.BCST   (SI), Z22, Z18
+	VPSUBD          Z18, Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VMULPS.BCST     (DX), Z17, Z23
+	VFMADD231PS     Z9, Z23, Z5
+	VPMULLD         Z0, Z10, Z10
+	VPMULLD         Z1, Z14, Z14
+	VPADDD          Z14, Z10, Z10
+	VPXORD          Z19, Z19, Z19
+	VPDPWSSD.BCST   (SI)(DI*1), Z22, Z19
+	VPSUBD          Z19, Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VMULPS.BCST     (DX)(DI*1), Z17, Z23
+	VFMADD231PS     Z10, Z23, Z6
+	VPMULLD         Z0, Z11, Z11
+	VPMULLD         Z1, Z15, Z15
+	VPADDD          Z15, Z11, Z11
+	VPXORD          Z20, Z20, Z20
+	VPDPWSSD.BCST   (SI)(DI*2), Z22, Z20
+	VPSUBD          Z20, Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VMULPS.BCST     (DX)(DI*2), Z17, Z23
+	VFMADD231PS     Z11, Z23, Z7
+	VPMULLD         Z0, Z12, Z12
+	VPMULLD         Z1, Z16, Z16
+	VPADDD          Z16, Z12, Z12
+	VPXORD          Z21, Z21, Z21
+	VPDPWSSD.BCST   (R12)(DI*1), Z22, Z21
+	VPSUBD          Z21, Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VMULPS.BCST     (R11)(DI*1), Z17, Z0
+	VFMADD231PS     Z12, Z0, Z8
+	ADDQ            $0x00000060, AX
+	ADDQ            $0x00000060, BX
+	ADDQ            $0x20, CX
+	ADDQ            $0x04, DX
+	ADDQ            $0x04, SI
+	DECQ            R10
+	JNE             t512x3x16x4block
+	CMPQ            (SP), $0x00
+	JNE             t512x3x16x4span
+	MOVQ            out+0(FP), AX
+	MOVQ            outStride+8(FP), CX
+	VMOVUPS         Z5, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z6, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z7, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z8, (AX)
 	VZEROUPPER
 	RET
 
 // func avx512Table4x0x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C, MMX+
 TEXT ·avx512Table4x0x1(SB), NOSPLIT, $8-96
 	MOVQ            data+16(FP), AX
 	MOVQ            q+32(FP), CX
@@ -9699,9 +9699,9 @@ TEXT ·avx512Table4x0x1(SB), NOSPLIT, $8-96
 	MOVQ            sum+48(FP), SI
 	MOVQ            blocks+64(FP), DI
 	MOVQ            DI, (SP)
-	MOVL            $0x0f0f0f0f, DI
-	VPBROADCASTD    DI, Z1
 	MOVQ            table+88(FP), DI
+	MOVL            $0x0f0f0f0f, R8
+	VPBROADCASTD    R8, Z1
 	VBROADCASTI32X4 (DI), Z0
 	MOVL            $0x80808080, DI
 	VPBROADCASTD    DI, Z2
@@ -9730,47 +9730,47 @@ t512x4x0x1block:
 	PREFETCHT0        2176(BX)
 	VPXORD            Z4, Z4, Z4
 	VPXORD            Z5, Z5, Z5
-	VMOVDQU32         (AX), Y7
-	VINSERTI64X4      $0x01, (BX), Z7, Z7
-	VPSRLW            $0x04, Z7, Z11
+	VBROADCASTI64X4   (BX), Z7
+	VINSERTI64X4      $0x00, (AX), Z7, Z7
+	VPSRLW            $0x04, Z7, Z8
 	VPANDD            Z1, Z7, Z7
 	VPSHUFB           Z7, Z0, Z7
 	VPDPBUSD.BCST     (CX), Z7, Z4
-	VPANDD            Z1, Z11, Z11
-	VPSHUFB           Z11, Z0, Z11
-	VPDPBUSD.BCST     16(CX), Z11, Z5
-	VMOVDQU32         32(AX), Y8
-	VINSERTI64X4      $0x01, 32(BX), Z8, Z8
-	VPSRLW            $0x04, Z8, Z11
 	VPANDD            Z1, Z8, Z8
 	VPSHUFB           Z8, Z0, Z8
-	VPDPBUSD.BCST     4(CX), Z8, Z4
-	VPANDD            Z1, Z11, Z11
-	VPSHUFB           Z11, Z0, Z11
-	VPDPBUSD.BCST     20(CX), Z11, Z5
-	VMOVDQU32         64(AX), Y9
-	VINSERTI64X4      $0x01, 64(BX), Z9, Z9
-	VPSRLW            $0x04, Z9, Z11
-	VPANDD            Z1, Z9, Z9
-	VPSHUFB           Z9, Z0, Z9
-	VPDPBUSD.BCST     8(CX), Z9, Z4
-	VPANDD            Z1, Z11, Z11
-	VPSHUFB           Z11, Z0, Z11
-	VPDPBUSD.BCST     24(CX), Z11, Z5
-	VMOVDQU32         96(AX), Y10
-	VINSERTI64X4      $0x01, 96(BX), Z10, Z10
-	VPSRLW            $0x04, Z10, Z11
-	VPANDD            Z1, Z10, Z10
-	VPSHUFB           Z10, Z0, Z10
-	VPDPBUSD.BCST     12(CX), Z10, Z4
-	VPANDD            Z1, Z11, Z11
-	VPSHUFB           Z11, Z0, Z11
-	VPDPBUSD.BCST     28(CX), Z11, Z5
+	VPDPBUSD.BCST     16(CX), Z8, Z5
+	VBROADCASTI64X4   32(BX), Z7
+	VINSERTI64X4      $0x00, 32(AX), Z7, Z7
+	VPSRLW            $0x04, Z7, Z8
+	VPANDD            Z1, Z7, Z7
+	VPSHUFB           Z7, Z0, Z7
+	VPDPBUSD.BCST     4(CX), Z7, Z4
+	VPANDD            Z1, Z8, Z8
+	VPSHUFB           Z8, Z0, Z8
+	VPDPBUSD.BCST     20(CX), Z8, Z5
+	VBROADCASTI64X4   64(BX), Z7
+	VINSERTI64X4      $0x00, 64(AX), Z7, Z7
+	VPSRLW            $0x04, Z7, Z8
+	VPANDD            Z1, Z7, Z7
+	VPSHUFB           Z7, Z0, Z7
+	VPDPBUSD.BCST     8(CX), Z7, Z4
+	VPANDD            Z1, Z8, Z8
+	VPSHUFB           Z8, Z0, Z8
+	VPDPBUSD.BCST     24(CX), Z8, Z5
+	VBROADCASTI64X4   96(BX), Z7
+	VINSERTI64X4      $0x00, 96(AX), Z7, Z7
+	VPSRLW            $0x04, Z7, Z8
+	VPANDD            Z1, Z7, Z7
+	VPSHUFB           Z7, Z0, Z7
+	VPDPBUSD.BCST     12(CX), Z7, Z4
+	VPANDD            Z1, Z8, Z8
+	VPSHUFB           Z8, Z0, Z8
+	VPDPBUSD.BCST     28(CX), Z8, Z5
 	VPADDD            Z5, Z4, Z4
 	VCVTDQ2PS         Z4, Z4
 	VFNMADD231PS.BCST (SI), Z2, Z4
-	VMULPS.BCST       (DX), Z6, Z11
-	VFMADD231PS       Z4, Z11, Z3
+	VMULPS.BCST       (DX), Z6, Z7
+	VFMADD231PS       Z4, Z7, Z3
 	ADDQ              $0x00000080, AX
 	ADDQ              $0x00000080, BX
 	ADDQ              $0x20, CX
@@ -9788,7 +9788,7 @@ t512x4x0x1block:
 	RET
 
 // func avx512Table4x0x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C
 TEXT ·avx512Table4x0x4(SB), NOSPLIT, $8-96
 	MOVQ            data+16(FP), AX
 	MOVQ            q+32(FP), CX
@@ -9801,9 +9801,9 @@ TEXT ·avx512Table4x0x4(SB), NOSPLIT, $8-96
 	MOVQ            DI, R8
 	SHLQ            $0x05, R8
 	SHLQ            $0x02, DI
-	MOVL            $0x0f0f0f0f, R9
-	VPBROADCASTD    R9, Z1
 	MOVQ            table+88(FP), R9
+	MOVL            $0x0f0f0f0f, R10
+	VPBROADCASTD    R10, Z1
 	VBROADCASTI32X4 (R9), Z0
 	MOVL            $0x80808080, R9
 	VPBROADCASTD    R9, Z2
@@ -9836,88 +9836,88 @@ t512x4x0x4block:
 	VPXORD            Z13, Z13, Z13
 	VPXORD            Z14, Z14, Z14
 	LEAQ              (CX)(R8*2), R10
-	VMOVDQU32         (AX), Y16
-	VINSERTI64X4      $0x01, (BX), Z16, Z16
-	VPSRLW            $0x04, Z16, Z20
+	VBROADCASTI64X4   (BX), Z16
+	VINSERTI64X4      $0x00, (AX), Z16, Z16
+	VPSRLW            $0x04, Z16, Z17
 	VPANDD            Z1, Z16, Z16
 	VPSHUFB           Z16, Z0, Z16
 	VPDPBUSD.BCST     (CX), Z16, Z7
 	VPDPBUSD.BCST     (CX)(R8*1), Z16, Z8
 	VPDPBUSD.BCST     (CX)(R8*2), Z16, Z9
 	VPDPBUSD.BCST     (R10)(R8*1), Z16, Z10
-	VPANDD            Z1, Z20, Z20
-	VPSHUFB           Z20, Z0, Z20
-	VPDPBUSD.BCST     16(CX), Z20, Z11
-	VPDPBUSD.BCST     16(CX)(R8*1), Z20, Z12
-	VPDPBUSD.BCST     16(CX)(R8*2), Z20, Z13
-	VPDPBUSD.BCST     16(R10)(R8*1), Z20, Z14
-	VMOVDQU32         32(AX), Y17
-	VINSERTI64X4      $0x01, 32(BX), Z17, Z17
-	VPSRLW            $0x04, Z17, Z20
 	VPANDD            Z1, Z17, Z17
 	VPSHUFB           Z17, Z0, Z17
-	VPDPBUSD.BCST     4(CX), Z17, Z7
-	VPDPBUSD.BCST     4(CX)(R8*1), Z17, Z8
-	VPDPBUSD.BCST     4(CX)(R8*2), Z17, Z9
-	VPDPBUSD.BCST     4(R10)(R8*1), Z17, Z10
-	VPANDD            Z1, Z20, Z20
-	VPSHUFB           Z20, Z0, Z20
-	VPDPBUSD.BCST     20(CX), Z20, Z11
-	VPDPBUSD.BCST     20(CX)(R8*1), Z20, Z12
-	VPDPBUSD.BCST     20(CX)(R8*2), Z20, Z13
-	VPDPBUSD.BCST     20(R10)(R8*1), Z20, Z14
-	VMOVDQU32         64(AX), Y18
-	VINSERTI64X4      $0x01, 64(BX), Z18, Z18
-	VPSRLW            $0x04, Z18, Z20
-	VPANDD            Z1, Z18, Z18
-	VPSHUFB           Z18, Z0, Z18
-	VPDPBUSD.BCST     8(CX), Z18, Z7
-	VPDPBUSD.BCST     8(CX)(R8*1), Z18, Z8
-	VPDPBUSD.BCST     8(CX)(R8*2), Z18, Z9
-	VPDPBUSD.BCST     8(R10)(R8*1), Z18, Z10
-	VPANDD            Z1, Z20, Z20
-	VPSHUFB           Z20, Z0, Z20
-	VPDPBUSD.BCST     24(CX), Z20, Z11
-	VPDPBUSD.BCST     24(CX)(R8*1), Z20, Z12
-	VPDPBUSD.BCST     24(CX)(R8*2), Z20, Z13
-	VPDPBUSD.BCST     24(R10)(R8*1), Z20, Z14
-	VMOVDQU32         96(AX), Y19
-	VINSERTI64X4      $0x01, 96(BX), Z19, Z19
-	VPSRLW            $0x04, Z19, Z20
-	VPANDD            Z1, Z19, Z19
-	VPSHUFB           Z19, Z0, Z19
-	VPDPBUSD.BCST     12(CX), Z19, Z7
-	VPDPBUSD.BCST     12(CX)(R8*1), Z19, Z8
-	VPDPBUSD.BCST     12(CX)(R8*2), Z19, Z9
-	VPDPBUSD.BCST     12(R10)(R8*1), Z19, Z10
-	VPANDD            Z1, Z20, Z20
-	VPSHUFB           Z20, Z0, Z20
-	VPDPBUSD.BCST     28(CX), Z20, Z11
-	VPDPBUSD.BCST     28(CX)(R8*1), Z20, Z12
-	VPDPBUSD.BCST     28(CX)(R8*2), Z20, Z13
-	VPDPBUSD.BCST     28(R10)(R8*1), Z20, Z14
+	VPDPBUSD.BCST     16(CX), Z17, Z11
+	VPDPBUSD.BCST     16(CX)(R8*1), Z17, Z12
+	VPDPBUSD.BCST     16(CX)(R8*2), Z17, Z13
+	VPDPBUSD.BCST     16(R10)(R8*1), Z17, Z14
+	VBROADCASTI64X4   32(BX), Z16
+	VINSERTI64X4      $0x00, 32(AX), Z16, Z16
+	VPSRLW            $0x04, Z16, Z17
+	VPANDD            Z1, Z16, Z16
+	VPSHUFB           Z16, Z0, Z16
+	VPDPBUSD.BCST     4(CX), Z16, Z7
+	VPDPBUSD.BCST     4(CX)(R8*1), Z16, Z8
+	VPDPBUSD.BCST     4(CX)(R8*2), Z16, Z9
+	VPDPBUSD.BCST     4(R10)(R8*1), Z16, Z10
+	VPANDD            Z1, Z17, Z17
+	VPSHUFB           Z17, Z0, Z17
+	VPDPBUSD.BCST     20(CX), Z17, Z11
+	VPDPBUSD.BCST     20(CX)(R8*1), Z17, Z12
+	VPDPBUSD.BCST     20(CX)(R8*2), Z17, Z13
+	VPDPBUSD.BCST     20(R10)(R8*1), Z17, Z14
+	VBROADCASTI64X4   64(BX), Z16
+	VINSERTI64X4      $0x00, 64(AX), Z16, Z16
+	VPSRLW            $0x04, Z16, Z17
+	VPANDD            Z1, Z16, Z16
+	VPSHUFB           Z16, Z0, Z16
+	VPDPBUSD.BCST     8(CX), Z16, Z7
+	VPDPBUSD.BCST     8(CX)(R8*1), Z16, Z8
+	VPDPBUSD.BCST     8(CX)(R8*2), Z16, Z9
+	VPDPBUSD.BCST     8(R10)(R8*1), Z16, Z10
+	VPANDD            Z1, Z17, Z17
+	VPSHUFB           Z17, Z0, Z17
+	VPDPBUSD.BCST     24(CX), Z17, Z11
+	VPDPBUSD.BCST     24(CX)(R8*1), Z17, Z12
+	VPDPBUSD.BCST     24(CX)(R8*2), Z17, Z13
+	VPDPBUSD.BCST     24(R10)(R8*1), Z17, Z14
+	VBROADCASTI64X4   96(BX), Z16
+	VINSERTI64X4      $0x00, 96(AX), Z16, Z16
+	VPSRLW            $0x04, Z16, Z17
+	VPANDD            Z1, Z16, Z16
+	VPSHUFB           Z16, Z0, Z16
+	VPDPBUSD.BCST     12(CX), Z16, Z7
+	VPDPBUSD.BCST     12(CX)(R8*1), Z16, Z8
+	VPDPBUSD.BCST     12(CX)(R8*2), Z16, Z9
+	VPDPBUSD.BCST     12(R10)(R8*1), Z16, Z10
+	VPANDD            Z1, Z17, Z17
+	VPSHUFB           Z17, Z0, Z17
+	VPDPBUSD.BCST     28(CX), Z17, Z11
+	VPDPBUSD.BCST     28(CX)(R8*1), Z17, Z12
+	VPDPBUSD.BCST     28(CX)(R8*2), Z17, Z13
+	VPDPBUSD.BCST     28(R10)(R8*1), Z17, Z14
 	LEAQ              (DX)(DI*2), R10
 	LEAQ              (SI)(DI*2), R11
 	VPADDD            Z11, Z7, Z7
 	VCVTDQ2PS         Z7, Z7
 	VFNMADD231PS.BCST (SI), Z2, Z7
-	VMULPS.BCST       (DX), Z15, Z20
-	VFMADD231PS       Z7, Z20, Z3
+	VMULPS.BCST       (DX), Z15, Z16
+	VFMADD231PS       Z7, Z16, Z3
 	VPADDD            Z12, Z8, Z8
 	VCVTDQ2PS         Z8, Z8
 	VFNMADD231PS.BCST (SI)(DI*1), Z2, Z8
-	VMULPS.BCST       (DX)(DI*1), Z15, Z20
-	VFMADD231PS       Z8, Z20, Z4
+	VMULPS.BCST       (DX)(DI*1), Z15, Z16
+	VFMADD231PS       Z8, Z16, Z4
 	VPADDD            Z13, Z9, Z9
 	VCVTDQ2PS         Z9, Z9
 	VFNMADD231PS.BCST (SI)(DI*2), Z2, Z9
-	VMULPS.BCST       (DX)(DI*2), Z15, Z20
-	VFMADD231PS       Z9, Z20, Z5
+	VMULPS.BCST       (DX)(DI*2), Z15, Z16
+	VFMADD231PS       Z9, Z16, Z5
 	VPADDD            Z14, Z10, Z10
 	VCVTDQ2PS         Z10, Z10
 	VFNMADD231PS.BCST (R11)(DI*1), Z2, Z10
-	VMULPS.BCST       (R10)(DI*1), Z15, Z20
-	VFMADD231PS       Z10, Z20, Z6
+	VMULPS.BCST       (R10)(DI*1), Z15, Z16
+	VFMADD231PS       Z10, Z16, Z6
 	ADDQ              $0x00000080, AX
 	ADDQ              $0x00000080, BX
 	ADDQ              $0x20, CX
@@ -9940,7 +9940,7 @@ t512x4x0x4block:
 	RET
 
 // func avx512Table4x32x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C, MMX+
 TEXT ·avx512Table4x32x1(SB), NOSPLIT, $272-96
 	MOVQ            data+16(FP), AX
 	MOVQ            q+32(FP), CX
@@ -9952,9 +9952,9 @@ TEXT ·avx512Table4x32x1(SB), NOSPLIT, $272-96
 	MOVQ            DI, (SP)
 	MOVQ            groups+80(FP), DI
 	MOVQ            DI, 8(SP)
-	MOVL            $0x0f0f0f0f, DI
-	VPBROADCASTD    DI, Z3
 	MOVQ            table+88(FP), DI
+	MOVL            $0x0f0f0f0f, R8
+	VPBROADCASTD    R8, Z3
 	VBROADCASTI32X4 (DI), Z2
 	MOVL            $0x80808080, DI
 	VPBROADCASTD    DI, Z0
@@ -10038,8 +10038,8 @@ t512x4x32x1block:
 	ADDQ              $0x08, DI
 	VPXORD            Z6, Z6, Z6
 	VPXORD            Z7, Z7, Z7
-	VMOVDQU32         (AX), Y1
-	VINSERTI64X4      $0x01, (BX), Z1, Z1
+	VBROADCASTI64X4   (BX), Z1
+	VINSERTI64X4      $0x00, (AX), Z1, Z1
 	VPSRLW            $0x04, Z1, Z9
 	VPANDD            Z3, Z1, Z1
 	VPSHUFB           Z1, Z2, Z1
@@ -10047,30 +10047,30 @@ t512x4x32x1block:
 	VPANDD            Z3, Z9, Z9
 	VPSHUFB           Z9, Z2, Z9
 	VPDPBUSD.BCST     16(CX), Z9, Z7
-	VMOVDQU32         32(AX), Y10
-	VINSERTI64X4      $0x01, 32(BX), Z10, Z10
-	VPSRLW            $0x04, Z10, Z9
-	VPANDD            Z3, Z10, Z10
-	VPSHUFB           Z10, Z2, Z10
-	VPDPBUSD.BCST     4(CX), Z10, Z6
+	VBROADCASTI64X4   32(BX), Z1
+	VINSERTI64X4      $0x00, 32(AX), Z1, Z1
+	VPSRLW            $0x04, Z1, Z9
+	VPANDD            Z3, Z1, Z1
+	VPSHUFB           Z1, Z2, Z1
+	VPDPBUSD.BCST     4(CX), Z1, Z6
 	VPANDD            Z3, Z9, Z9
 	VPSHUFB           Z9, Z2, Z9
 	VPDPBUSD.BCST     20(CX), Z9, Z7
-	VMOVDQU32         64(AX), Y11
-	VINSERTI64X4      $0x01, 64(BX), Z11, Z11
-	VPSRLW            $0x04, Z11, Z9
-	VPANDD            Z3, Z11, Z11
-	VPSHUFB           Z11, Z2, Z11
-	VPDPBUSD.BCST     8(CX), Z11, Z6
+	VBROADCASTI64X4   64(BX), Z1
+	VINSERTI64X4      $0x00, 64(AX), Z1, Z1
+	VPSRLW            $0x04, Z1, Z9
+	VPANDD            Z3, Z1, Z1
+	VPSHUFB           Z1, Z2, Z1
+	VPDPBUSD.BCST     8(CX), Z1, Z6
 	VPANDD            Z3, Z9, Z9
 	VPSHUFB           Z9, Z2, Z9
 	VPDPBUSD.BCST     24(CX), Z9, Z7
-	VMOVDQU32         96(AX), Y12
-	VINSERTI64X4      $0x01, 96(BX), Z12, Z12
-	VPSRLW            $0x04, Z12, Z9
-	VPANDD            Z3, Z12, Z12
-	VPSHUFB           Z12, Z2, Z12
-	VPDPBUSD.BCST     12(CX), Z12, Z6
+	VBROADCASTI64X4   96(BX), Z1
+	VINSERTI64X4      $0x00, 96(AX), Z1, Z1
+	VPSRLW            $0x04, Z1, Z9
+	VPANDD            Z3, Z1, Z1
+	VPSHUFB           Z1, Z2, Z1
+	VPDPBUSD.BCST     12(CX), Z1, Z6
 	VPANDD            Z3, Z9, Z9
 	VPSHUFB           Z9, Z2, Z9
 	VPDPBUSD.BCST     28(CX), Z9, Z7
@@ -10098,7 +10098,7 @@ t512x4x32x1block:
 	RET
 
 // func avx512Table4x32x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C
 TEXT ·avx512Table4x32x4(SB), NOSPLIT, $272-96
 	MOVQ            data+16(FP), AX
 	MOVQ            q+32(FP), CX
@@ -10113,9 +10113,9 @@ TEXT ·avx512Table4x32x4(SB), NOSPLIT, $272-96
 	SHLQ            $0x02, DI
 	MOVQ            groups+80(FP), R9
 	MOVQ            R9, 8(SP)
-	MOVL            $0x0f0f0f0f, R9
-	VPBROADCASTD    R9, Z3
 	MOVQ            table+88(FP), R9
+	MOVL            $0x0f0f0f0f, R10
+	VPBROADCASTD    R10, Z3
 	VBROADCASTI32X4 (R9), Z2
 	MOVL            $0x80808080, R9
 	VPBROADCASTD    R9, Z0
@@ -10203,8 +10203,8 @@ t512x4x32x4block:
 	VPXORD            Z15, Z15, Z15
 	VPXORD            Z16, Z16, Z16
 	LEAQ              (CX)(R8*2), R11
-	VMOVDQU32         (AX), Y1
-	VINSERTI64X4      $0x01, (BX), Z1, Z1
+	VBROADCASTI64X4   (BX), Z1
+	VINSERTI64X4      $0x00, (AX), Z1, Z1
 	VPSRLW            $0x04, Z1, Z18
 	VPANDD            Z3, Z1, Z1
 	VPSHUFB           Z1, Z2, Z1
@@ -10218,45 +10218,45 @@ t512x4x32x4block:
 	VPDPBUSD.BCST     16(CX)(R8*1), Z18, Z14
 	VPDPBUSD.BCST     16(CX)(R8*2), Z18, Z15
 	VPDPBUSD.BCST     16(R11)(R8*1), Z18, Z16
-	VMOVDQU32         32(AX), Y19
-	VINSERTI64X4      $0x01, 32(BX), Z19, Z19
-	VPSRLW            $0x04, Z19, Z18
-	VPANDD            Z3, Z19, Z19
-	VPSHUFB           Z19, Z2, Z19
-	VPDPBUSD.BCST     4(CX), Z19, Z9
-	VPDPBUSD.BCST     4(CX)(R8*1), Z19, Z10
-	VPDPBUSD.BCST     4(CX)(R8*2), Z19, Z11
-	VPDPBUSD.BCST     4(R11)(R8*1), Z19, Z12
+	VBROADCASTI64X4   32(BX), Z1
+	VINSERTI64X4      $0x00, 32(AX), Z1, Z1
+	VPSRLW            $0x04, Z1, Z18
+	VPANDD            Z3, Z1, Z1
+	VPSHUFB           Z1, Z2, Z1
+	VPDPBUSD.BCST     4(CX), Z1, Z9
+	VPDPBUSD.BCST     4(CX)(R8*1), Z1, Z10
+	VPDPBUSD.BCST     4(CX)(R8*2), Z1, Z11
+	VPDPBUSD.BCST     4(R11)(R8*1), Z1, Z12
 	VPANDD            Z3, Z18, Z18
 	VPSHUFB           Z18, Z2, Z18
 	VPDPBUSD.BCST     20(CX), Z18, Z13
 	VPDPBUSD.BCST     20(CX)(R8*1), Z18, Z14
 	VPDPBUSD.BCST     20(CX)(R8*2), Z18, Z15
 	VPDPBUSD.BCST     20(R11)(R8*1), Z18, Z16
-	VMOVDQU32         64(AX), Y20
-	VINSERTI64X4      $0x01, 64(BX), Z20, Z20
-	VPSRLW            $0x04, Z20, Z18
-	VPANDD            Z3, Z20, Z20
-	VPSHUFB           Z20, Z2, Z20
-	VPDPBUSD.BCST     8(CX), Z20, Z9
-	VPDPBUSD.BCST     8(CX)(R8*1), Z20, Z10
-	VPDPBUSD.BCST     8(CX)(R8*2), Z20, Z11
-	VPDPBUSD.BCST     8(R11)(R8*1), Z20, Z12
+	VBROADCASTI64X4   64(BX), Z1
+	VINSERTI64X4      $0x00, 64(AX), Z1, Z1
+	VPSRLW            $0x04, Z1, Z18
+	VPANDD            Z3, Z1, Z1
+	VPSHUFB           Z1, Z2, Z1
+	VPDPBUSD.BCST     8(CX), Z1, Z9
+	VPDPBUSD.BCST     8(CX)(R8*1), Z1, Z10
+	VPDPBUSD.BCST     8(CX)(R8*2), Z1, Z11
+	VPDPBUSD.BCST     8(R11)(R8*1), Z1, Z12
 	VPANDD            Z3, Z18, Z18
 	VPSHUFB           Z18, Z2, Z18
 	VPDPBUSD.BCST     24(CX), Z18, Z13
 	VPDPBUSD.BCST     24(CX)(R8*1), Z18, Z14
 	VPDPBUSD.BCST     24(CX)(R8*2), Z18, Z15
 	VPDPBUSD.BCST     24(R11)(R8*1), Z18, Z16
-	VMOVDQU32         96(AX), Y21
-	VINSERTI64X4      $0x01, 96(BX), Z21, Z21
-	VPSRLW            $0x04, Z21, Z18
-	VPANDD            Z3, Z21, Z21
-	VPSHUFB           Z21, Z2, Z21
-	VPDPBUSD.BCST     12(CX), Z21, Z9
-	VPDPBUSD.BCST     12(CX)(R8*1), Z21, Z10
-	VPDPBUSD.BCST     12(CX)(R8*2), Z21, Z11
-	VPDPBUSD.BCST     12(R11)(R8*1), Z21, Z12
+	VBROADCASTI64X4   96(BX), Z1
+	VINSERTI64X4      $0x00, 96(AX), Z1, Z1
+	VPSRLW            $0x04, Z1, Z18
+	VPANDD            Z3, Z1, Z1
+	VPSHUFB           Z1, Z2, Z1
+	VPDPBUSD.BCST     12(CX), Z1, Z9
+	VPDPBUSD.BCST     12(CX)(R8*1), Z1, Z10
+	VPDPBUSD.BCST     12(CX)(R8*2), Z1, Z11
+	VPDPBUSD.BCST     12(R11)(R8*1), Z1, Z12
 	VPANDD            Z3, Z18, Z18
 	VPSHUFB           Z18, Z2, Z18
 	VPDPBUSD.BCST     28(CX), Z18, Z13
@@ -10270,20 +10270,20 @@ t512x4x32x4block:
 	VCVTDQ2PS         Z9, Z9
 	VFNMADD231PS.BCST (SI), Z4, Z9
 	VMULPS            Z0, Z9, Z9
-	VMULPS.BCST       (DX), Z17, Z18
-	VFMADD231PS       Z9, Z18, Z5
+	VMULPS.BCST       (DX), Z17, Z1
+	VFMADD231PS       Z9, Z1, Z5
 	VPADDD            Z14, Z10, Z10
 	VCVTDQ2PS         Z10, Z10
 	VFNMADD231PS.BCST (SI)(DI*1), Z4, Z10
 	VMULPS            Z0, Z10, Z10
-	VMULPS.BCST       (DX)(DI*1), Z17, Z18
-	VFMADD231PS       Z10, Z18, Z6
+	VMULPS.BCST       (DX)(DI*1), Z17, Z1
+	VFMADD231PS       Z10, Z1, Z6
 	VPADDD            Z15, Z11, Z11
 	VCVTDQ2PS         Z11, Z11
 	VFNMADD231PS.BCST (SI)(DI*2), Z4, Z11
 	VMULPS            Z0, Z11, Z11
-	VMULPS.BCST       (DX)(DI*2), Z17, Z18
-	VFMADD231PS       Z11, Z18, Z7
+	VMULPS.BCST       (DX)(DI*2), Z17, Z1
+	VFMADD231PS       Z11, Z1, Z7
 	VPADDD            Z16, Z12, Z12
 	VCVTDQ2PS         Z12, Z12
 	VFNMADD231PS.BCST (R12)(DI*1), Z4, Z12
@@ -10312,7 +10312,7 @@ t512x4x32x4block:
 	RET
 
 // func avx512Table4x16x1(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C, MMX+
 TEXT ·avx512Table4x16x1(SB), NOSPLIT, $272-96
 	MOVQ            data+16(FP), AX
 	MOVQ            q+32(FP), CX
@@ -10324,9 +10324,9 @@ TEXT ·avx512Table4x16x1(SB), NOSPLIT, $272-96
 	MOVQ            DI, (SP)
 	MOVQ            groups+80(FP), DI
 	MOVQ            DI, 8(SP)
-	MOVL            $0x0f0f0f0f, DI
-	VPBROADCASTD    DI, Z3
 	MOVQ            table+88(FP), DI
+	MOVL            $0x0f0f0f0f, R8
+	VPBROADCASTD    R8, Z3
 	VBROADCASTI32X4 (DI), Z2
 	MOVL            $0x80808080, DI
 	VPBROADCASTD    DI, Z0
@@ -10398,88 +10398,88 @@ t512x4x16x1spread1:
 	SUBQ         R8, (SP)
 
 t512x4x16x1block:
-	PREFETCHT0    2048(AX)
-	PREFETCHT0    2112(AX)
-	PREFETCHT0    2176(AX)
-	PREFETCHT0    2048(BX)
-	PREFETCHT0    2112(BX)
-	PREFETCHT0    2176(BX)
-	VMOVQ         (DI), X0
-	VPINSRQ       $0x01, 128(DI), X0, X0
-	VPMOVSXBD     X0, Z0
-	ADDQ          $0x08, DI
-	VMOVQ         (DI), X1
-	VPINSRQ       $0x01, 128(DI), X1, X1
-	VPMOVSXBD     X1, Z12
-	ADDQ          $0x08, DI
-	VPXORD        Z5, Z5, Z5
-	VPXORD        Z6, Z6, Z6
-	VMOVDQU32     (AX), Y1
-	VINSERTI64X4  $0x01, (BX), Z1, Z1
-	VPSRLW        $0x04, Z1, Z13
-	VPANDD        Z3, Z1, Z1
-	VPSHUFB       Z1, Z2, Z1
-	VPDPBUSD.BCST (CX), Z1, Z5
-	VPANDD        Z3, Z13, Z13
-	VPSHUFB       Z13, Z2, Z13
-	VPDPBUSD.BCST 16(CX), Z13, Z6
-	VMOVDQU32     32(AX), Y9
-	VINSERTI64X4  $0x01, 32(BX), Z9, Z9
-	VPSRLW        $0x04, Z9, Z13
-	VPANDD        Z3, Z9, Z9
-	VPSHUFB       Z9, Z2, Z9
-	VPDPBUSD.BCST 4(CX), Z9, Z5
-	VPANDD        Z3, Z13, Z13
-	VPSHUFB       Z13, Z2, Z13
-	VPDPBUSD.BCST 20(CX), Z13, Z6
-	VMOVDQU32     64(AX), Y10
-	VINSERTI64X4  $0x01, 64(BX), Z10, Z10
-	VPSRLW        $0x04, Z10, Z13
-	VPANDD        Z3, Z10, Z10
-	VPSHUFB       Z10, Z2, Z10
-	VPDPBUSD.BCST 8(CX), Z10, Z5
-	VPANDD        Z3, Z13, Z13
-	VPSHUFB       Z13, Z2, Z13
-	VPDPBUSD.BCST 24(CX), Z13, Z6
-	VMOVDQU32     96(AX), Y11
-	VINSERTI64X4  $0x01, 96(BX), Z11, Z11
-	VPSRLW        $0x04, Z11, Z13
-	VPANDD        Z3, Z11, Z11
-	VPSHUFB       Z11, Z2, Z11
-	VPDPBUSD.BCST 12(CX), Z11, Z5
-	VPANDD        Z3, Z13, Z13
-	VPSHUFB       Z13, Z2, Z13
-	VPDPBUSD.BCST 28(CX), Z13, Z6
-	VPSLLD        $0x10, Z12, Z13
-	VMOVDQU16     Z0, K1, Z13
-	VPSLLW        $0x07, Z13, Z13
-	VPMULLD       Z0, Z5, Z5
-	VPMULLD       Z12, Z6, Z6
-	VPADDD        Z6, Z5, Z5
-	VPXORD        Z8, Z8, Z8
-	VPDPWSSD.BCST (SI), Z13, Z8
-	VPSUBD        Z8, Z5, Z5
-	VCVTDQ2PS     Z5, Z5
-	VMULPS.BCST   (DX), Z7, Z0
-	VFMADD231PS   Z5, Z0, Z4
-	ADDQ          $0x00000080, AX
-	ADDQ          $0x00000080, BX
-	ADDQ          $0x20, CX
-	ADDQ          $0x04, DX
-	ADDQ          $0x04, SI
-	DECQ          R8
-	JNE           t512x4x16x1block
-	CMPQ          (SP), $0x00
-	JNE           t512x4x16x1span
-	MOVQ          out+0(FP), AX
-	MOVQ          outStride+8(FP), CX
-	VMOVUPS       Y4, (AX)
-	VEXTRACTF64X4 $0x01, Z4, (AX)(CX*1)
+	PREFETCHT0      2048(AX)
+	PREFETCHT0      2112(AX)
+	PREFETCHT0      2176(AX)
+	PREFETCHT0      2048(BX)
+	PREFETCHT0      2112(BX)
+	PREFETCHT0      2176(BX)
+	VMOVQ           (DI), X0
+	VPINSRQ         $0x01, 128(DI), X0, X0
+	VPMOVSXBD       X0, Z0
+	ADDQ            $0x08, DI
+	VMOVQ           (DI), X1
+	VPINSRQ         $0x01, 128(DI), X1, X1
+	VPMOVSXBD       X1, Z1
+	ADDQ            $0x08, DI
+	VPXORD          Z5, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VBROADCASTI64X4 (BX), Z9
+	VINSERTI64X4    $0x00, (AX), Z9, Z9
+	VPSRLW          $0x04, Z9, Z10
+	VPANDD          Z3, Z9, Z9
+	VPSHUFB         Z9, Z2, Z9
+	VPDPBUSD.BCST   (CX), Z9, Z5
+	VPANDD          Z3, Z10, Z10
+	VPSHUFB         Z10, Z2, Z10
+	VPDPBUSD.BCST   16(CX), Z10, Z6
+	VBROADCASTI64X4 32(BX), Z9
+	VINSERTI64X4    $0x00, 32(AX), Z9, Z9
+	VPSRLW          $0x04, Z9, Z10
+	VPANDD          Z3, Z9, Z9
+	VPSHUFB         Z9, Z2, Z9
+	VPDPBUSD.BCST   4(CX), Z9, Z5
+	VPANDD          Z3, Z10, Z10
+	VPSHUFB         Z10, Z2, Z10
+	VPDPBUSD.BCST   20(CX), Z10, Z6
+	VBROADCASTI64X4 64(BX), Z9
+	VINSERTI64X4    $0x00, 64(AX), Z9, Z9
+	VPSRLW          $0x04, Z9, Z10
+	VPANDD          Z3, Z9, Z9
+	VPSHUFB         Z9, Z2, Z9
+	VPDPBUSD.BCST   8(CX), Z9, Z5
+	VPANDD          Z3, Z10, Z10
+	VPSHUFB         Z10, Z2, Z10
+	VPDPBUSD.BCST   24(CX), Z10, Z6
+	VBROADCASTI64X4 96(BX), Z9
+	VINSERTI64X4    $0x00, 96(AX), Z9, Z9
+	VPSRLW          $0x04, Z9, Z10
+	VPANDD          Z3, Z9, Z9
+	VPSHUFB         Z9, Z2, Z9
+	VPDPBUSD.BCST   12(CX), Z9, Z5
+	VPANDD          Z3, Z10, Z10
+	VPSHUFB         Z10, Z2, Z10
+	VPDPBUSD.BCST   28(CX), Z10, Z6
+	VPSLLD          $0x10, Z1, Z9
+	VMOVDQU16       Z0, K1, Z9
+	VPSLLW          $0x07, Z9, Z9
+	VPMULLD         Z0, Z5, Z5
+	VPMULLD         Z1, Z6, Z6
+	VPADDD          Z6, Z5, Z5
+	VPXORD          Z8, Z8, Z8
+	VPDPWSSD.BCST   (SI), Z9, Z8
+	VPSUBD          Z8, Z5, Z5
+	VCVTDQ2PS       Z5, Z5
+	VMULPS.BCST     (DX), Z7, Z0
+	VFMADD231PS     Z5, Z0, Z4
+	ADDQ            $0x00000080, AX
+	ADDQ            $0x00000080, BX
+	ADDQ            $0x20, CX
+	ADDQ            $0x04, DX
+	ADDQ            $0x04, SI
+	DECQ            R8
+	JNE             t512x4x16x1block
+	CMPQ            (SP), $0x00
+	JNE             t512x4x16x1span
+	MOVQ            out+0(FP), AX
+	MOVQ            outStride+8(FP), CX
+	VMOVUPS         Y4, (AX)
+	VEXTRACTF64X4   $0x01, Z4, (AX)(CX*1)
 	VZEROUPPER
 	RET
 
 // func avx512Table4x16x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, halves *int16, blocks int, span int, groups int, table *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C
 TEXT ·avx512Table4x16x4(SB), NOSPLIT, $272-96
 	MOVQ            data+16(FP), AX
 	MOVQ            q+32(FP), CX
@@ -10494,9 +10494,9 @@ TEXT ·avx512Table4x16x4(SB), NOSPLIT, $272-96
 	SHLQ            $0x02, DI
 	MOVQ            groups+80(FP), R9
 	MOVQ            R9, 8(SP)
-	MOVL            $0x0f0f0f0f, R9
-	VPBROADCASTD    R9, Z3
 	MOVQ            table+88(FP), R9
+	MOVL            $0x0f0f0f0f, R10
+	VPBROADCASTD    R10, Z3
 	VBROADCASTI32X4 (R9), Z2
 	MOVL            $0x80808080, R9
 	VPBROADCASTD    R9, Z0
@@ -10571,142 +10571,1759 @@ t512x4x16x4spread1:
 	SUBQ         R10, (SP)
 
 t512x4x16x4block:
-	VMOVQ         (R9), X0
-	VPINSRQ       $0x01, 128(R9), X0, X0
-	VPMOVSXBD     X0, Z0
-	ADDQ          $0x08, R9
-	VMOVQ         (R9), X1
-	VPINSRQ       $0x01, 128(R9), X1, X1
-	VPMOVSXBD     X1, Z24
-	ADDQ          $0x08, R9
-	VPXORD        Z8, Z8, Z8
-	VPXORD        Z9, Z9, Z9
-	VPXORD        Z10, Z10, Z10
-	VPXORD        Z11, Z11, Z11
-	VPXORD        Z12, Z12, Z12
-	VPXORD        Z13, Z13, Z13
-	VPXORD        Z14, Z14, Z14
-	VPXORD        Z15, Z15, Z15
-	LEAQ          (CX)(R8*2), R11
-	VMOVDQU32     (AX), Y1
-	VINSERTI64X4  $0x01, (BX), Z1, Z1
-	VPSRLW        $0x04, Z1, Z25
-	VPANDD        Z3, Z1, Z1
-	VPSHUFB       Z1, Z2, Z1
-	VPDPBUSD.BCST (CX), Z1, Z8
-	VPDPBUSD.BCST (CX)(R8*1), Z1, Z9
-	VPDPBUSD.BCST (CX)(R8*2), Z1, Z10
-	VPDPBUSD.BCST (R11)(R8*1), Z1, Z11
-	VPANDD        Z3, Z25, Z25
-	VPSHUFB       Z25, Z2, Z25
-	VPDPBUSD.BCST 16(CX), Z25, Z12
-	VPDPBUSD.BCST 16(CX)(R8*1), Z25, Z13
-	VPDPBUSD.BCST 16(CX)(R8*2), Z25, Z14
-	VPDPBUSD.BCST 16(R11)(R8*1), Z25, Z15
-	VMOVDQU32     32(AX), Y21
-	VINSERTI64X4  $0x01, 32(BX), Z21, Z21
-	VPSRLW        $0x04, Z21, Z25
-	VPANDD        Z3, Z21, Z21
-	VPSHUFB       Z21, Z2, Z21
-	VPDPBUSD.BCST 4(CX), Z21, Z8
-	VPDPBUSD.BCST 4(CX)(R8*1), Z21, Z9
-	VPDPBUSD.BCST 4(CX)(R8*2), Z21, Z10
-	VPDPBUSD.BCST 4(R11)(R8*1), Z21, Z11
-	VPANDD        Z3, Z25, Z25
-	VPSHUFB       Z25, Z2, Z25
-	VPDPBUSD.BCST 20(CX), Z25, Z12
-	VPDPBUSD.BCST 20(CX)(R8*1), Z25, Z13
-	VPDPBUSD.BCST 20(CX)(R8*2), Z25, Z14
-	VPDPBUSD.BCST 20(R11)(R8*1), Z25, Z15
-	VMOVDQU32     64(AX), Y22
-	VINSERTI64X4  $0x01, 64(BX), Z22, Z22
-	VPSRLW        $0x04, Z22, Z25
-	VPANDD        Z3, Z22, Z22
-	VPSHUFB       Z22, Z2, Z22
-	VPDPBUSD.BCST 8(CX), Z22, Z8
-	VPDPBUSD.BCST 8(CX)(R8*1), Z22, Z9
-	VPDPBUSD.BCST 8(CX)(R8*2), Z22, Z10
-	VPDPBUSD.BCST 8(R11)(R8*1), Z22, Z11
-	VPANDD        Z3, Z25, Z25
-	VPSHUFB       Z25, Z2, Z25
-	VPDPBUSD.BCST 24(CX), Z25, Z12
-	VPDPBUSD.BCST 24(CX)(R8*1), Z25, Z13
-	VPDPBUSD.BCST 24(CX)(R8*2), Z25, Z14
-	VPDPBUSD.BCST 24(R11)(R8*1), Z25, Z15
-	VMOVDQU32     96(AX), Y23
-	VINSERTI64X4  $0x01, 96(BX), Z23, Z23
-	VPSRLW        $0x04, Z23, Z25
-	VPANDD        Z3, Z23, Z23
-	VPSHUFB       Z23, Z2, Z23
-	VPDPBUSD.BCST 12(CX), Z23, Z8
-	VPDPBUSD.BCST 12(CX)(R8*1), Z23, Z9
-	VPDPBUSD.BCST 12(CX)(R8*2), Z23, Z10
-	VPDPBUSD.BCST 12(R11)(R8*1), Z23, Z11
-	VPANDD        Z3, Z25, Z25
-	VPSHUFB       Z25, Z2, Z25
-	VPDPBUSD.BCST 28(CX), Z25, Z12
-	VPDPBUSD.BCST 28(CX)(R8*1), Z25, Z13
-	VPDPBUSD.BCST 28(CX)(R8*2), Z25, Z14
-	VPDPBUSD.BCST 28(R11)(R8*1), Z25, Z15
-	VPSLLD        $0x10, Z24, Z25
-	VMOVDQU16     Z0, K1, Z25
-	VPSLLW        $0x07, Z25, Z25
-	LEAQ          (DX)(DI*2), R11
-	LEAQ          (SI)(DI*2), R12
-	VPMULLD       Z0, Z8, Z8
-	VPMULLD       Z24, Z12, Z12
-	VPADDD        Z12, Z8, Z8
-	VPXORD        Z17, Z17, Z17
-	VPDPWSSD.BCST (SI), Z25, Z17
-	VPSUBD        Z17, Z8, Z8
-	VCVTDQ2PS     Z8, Z8
-	VMULPS.BCST   (DX), Z16, Z26
-	VFMADD231PS   Z8, Z26, Z4
-	VPMULLD       Z0, Z9, Z9
-	VPMULLD       Z24, Z13, Z13
-	VPADDD        Z13, Z9, Z9
-	VPXORD        Z18, Z18, Z18
-	VPDPWSSD.BCST (SI)(DI*1), Z25, Z18
-	VPSUBD        Z18, Z9, Z9
-	VCVTDQ2PS     Z9, Z9
-	VMULPS.BCST   (DX)(DI*1), Z16, Z26
-	VFMADD231PS   Z9, Z26, Z5
-	VPMULLD       Z0, Z10, Z10
-	VPMULLD       Z24, Z14, Z14
-	VPADDD        Z14, Z10, Z10
-	VPXORD        Z19, Z19, Z19
-	VPDPWSSD.BCST (SI)(DI*2), Z25, Z19
-	VPSUBD        Z19, Z10, Z10
-	VCVTDQ2PS     Z10, Z10
-	VMULPS.BCST   (DX)(DI*2), Z16, Z26
-	VFMADD231PS   Z10, Z26, Z6
-	VPMULLD       Z0, Z11, Z11
-	VPMULLD       Z24, Z15, Z15
-	VPADDD        Z15, Z11, Z11
-	VPXORD        Z20, Z20, Z20
-	VPDPWSSD.BCST (R12)(DI*1), Z25, Z20
-	VPSUBD        Z20, Z11, Z11
-	VCVTDQ2PS     Z11, Z11
-	VMULPS.BCST   (R11)(DI*1), Z16, Z0
-	VFMADD231PS   Z11, Z0, Z7
-	ADDQ          $0x00000080, AX
-	ADDQ          $0x00000080, BX
-	ADDQ          $0x20, CX
-	ADDQ          $0x04, DX
-	ADDQ          $0x04, SI
-	DECQ          R10
-	JNE           t512x4x16x4block
-	CMPQ          (SP), $0x00
-	JNE           t512x4x16x4span
-	MOVQ          out+0(FP), AX
-	MOVQ          outStride+8(FP), CX
-	VMOVUPS       Z4, (AX)
-	ADDQ          CX, AX
-	VMOVUPS       Z5, (AX)
-	ADDQ          CX, AX
-	VMOVUPS       Z6, (AX)
-	ADDQ          CX, AX
-	VMOVUPS       Z7, (AX)
+	VMOVQ           (R9), X0
+	VPINSRQ         $0x01, 128(R9), X0, X0
+	VPMOVSXBD       X0, Z0
+	ADDQ            $0x08, R9
+	VMOVQ           (R9), X1
+	VPINSRQ         $0x01, 128(R9), X1, X1
+	VPMOVSXBD       X1, Z1
+	ADDQ            $0x08, R9
+	VPXORD          Z8, Z8, Z8
+	VPXORD          Z9, Z9, Z9
+	VPXORD          Z10, Z10, Z10
+	VPXORD          Z11, Z11, Z11
+	VPXORD          Z12, Z12, Z12
+	VPXORD          Z13, Z13, Z13
+	VPXORD          Z14, Z14, Z14
+	VPXORD          Z15, Z15, Z15
+	LEAQ            (CX)(R8*2), R11
+	VBROADCASTI64X4 (BX), Z21
+	VINSERTI64X4    $0x00, (AX), Z21, Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z3, Z21, Z21
+	VPSHUFB         Z21, Z2, Z21
+	VPDPBUSD.BCST   (CX), Z21, Z8
+	VPDPBUSD.BCST   (CX)(R8*1), Z21, Z9
+	VPDPBUSD.BCST   (CX)(R8*2), Z21, Z10
+	VPDPBUSD.BCST   (R11)(R8*1), Z21, Z11
+	VPANDD          Z3, Z22, Z22
+	VPSHUFB         Z22, Z2, Z22
+	VPDPBUSD.BCST   16(CX), Z22, Z12
+	VPDPBUSD.BCST   16(CX)(R8*1), Z22, Z13
+	VPDPBUSD.BCST   16(CX)(R8*2), Z22, Z14
+	VPDPBUSD.BCST   16(R11)(R8*1), Z22, Z15
+	VBROADCASTI64X4 32(BX), Z21
+	VINSERTI64X4    $0x00, 32(AX), Z21, Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z3, Z21, Z21
+	VPSHUFB         Z21, Z2, Z21
+	VPDPBUSD.BCST   4(CX), Z21, Z8
+	VPDPBUSD.BCST   4(CX)(R8*1), Z21, Z9
+	VPDPBUSD.BCST   4(CX)(R8*2), Z21, Z10
+	VPDPBUSD.BCST   4(R11)(R8*1), Z21, Z11
+	VPANDD          Z3, Z22, Z22
+	VPSHUFB         Z22, Z2, Z22
+	VPDPBUSD.BCST   20(CX), Z22, Z12
+	VPDPBUSD.BCST   20(CX)(R8*1), Z22, Z13
+	VPDPBUSD.BCST   20(CX)(R8*2), Z22, Z14
+	VPDPBUSD.BCST   20(R11)(R8*1), Z22, Z15
+	VBROADCASTI64X4 64(BX), Z21
+	VINSERTI64X4    $0x00, 64(AX), Z21, Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z3, Z21, Z21
+	VPSHUFB         Z21, Z2, Z21
+	VPDPBUSD.BCST   8(CX), Z21, Z8
+	VPDPBUSD.BCST   8(CX)(R8*1), Z21, Z9
+	VPDPBUSD.BCST   8(CX)(R8*2), Z21, Z10
+	VPDPBUSD.BCST   8(R11)(R8*1), Z21, Z11
+	VPANDD          Z3, Z22, Z22
+	VPSHUFB         Z22, Z2, Z22
+	VPDPBUSD.BCST   24(CX), Z22, Z12
+	VPDPBUSD.BCST   24(CX)(R8*1), Z22, Z13
+	VPDPBUSD.BCST   24(CX)(R8*2), Z22, Z14
+	VPDPBUSD.BCST   24(R11)(R8*1), Z22, Z15
+	VBROADCASTI64X4 96(BX), Z21
+	VINSERTI64X4    $0x00, 96(AX), Z21, Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z3, Z21, Z21
+	VPSHUFB         Z21, Z2, Z21
+	VPDPBUSD.BCST   12(CX), Z21, Z8
+	VPDPBUSD.BCST   12(CX)(R8*1), Z21, Z9
+	VPDPBUSD.BCST   12(CX)(R8*2), Z21, Z10
+	VPDPBUSD.BCST   12(R11)(R8*1), Z21, Z11
+	VPANDD          Z3, Z22, Z22
+	VPSHUFB         Z22, Z2, Z22
+	VPDPBUSD.BCST   28(CX), Z22, Z12
+	VPDPBUSD.BCST   28(CX)(R8*1), Z22, Z13
+	VPDPBUSD.BCST   28(CX)(R8*2), Z22, Z14
+	VPDPBUSD.BCST   28(R11)(R8*1), Z22, Z15
+	VPSLLD          $0x10, Z1, Z21
+	VMOVDQU16       Z0, K1, Z21
+	VPSLLW          $0x07, Z21, Z21
+	LEAQ            (DX)(DI*2), R11
+	LEAQ            (SI)(DI*2), R12
+	VPMULLD         Z0, Z8, Z8
+	VPMULLD         Z1, Z12, Z12
+	VPADDD          Z12, Z8, Z8
+	VPXORD          Z17, Z17, Z17
+	VPDPWSSD.BCST   (SI), Z21, Z17
+	VPSUBD          Z17, Z8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VMULPS.BCST     (DX), Z16, Z22
+	VFMADD231PS     Z8, Z22, Z4
+	VPMULLD         Z0, Z9, Z9
+	VPMULLD         Z1, Z13, Z13
+	VPADDD          Z13, Z9, Z9
+	VPXORD          Z18, Z18, Z18
+	VPDPWSSD.BCST   (SI)(DI*1), Z21, Z18
+	VPSUBD          Z18, Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VMULPS.BCST     (DX)(DI*1), Z16, Z22
+	VFMADD231PS     Z9, Z22, Z5
+	VPMULLD         Z0, Z10, Z10
+	VPMULLD         Z1, Z14, Z14
+	VPADDD          Z14, Z10, Z10
+	VPXORD          Z19, Z19, Z19
+	VPDPWSSD.BCST   (SI)(DI*2), Z21, Z19
+	VPSUBD          Z19, Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VMULPS.BCST     (DX)(DI*2), Z16, Z22
+	VFMADD231PS     Z10, Z22, Z6
+	VPMULLD         Z0, Z11, Z11
+	VPMULLD         Z1, Z15, Z15
+	VPADDD          Z15, Z11, Z11
+	VPXORD          Z20, Z20, Z20
+	VPDPWSSD.BCST   (R12)(DI*1), Z21, Z20
+	VPSUBD          Z20, Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VMULPS.BCST     (R11)(DI*1), Z16, Z0
+	VFMADD231PS     Z11, Z0, Z7
+	ADDQ            $0x00000080, AX
+	ADDQ            $0x00000080, BX
+	ADDQ            $0x20, CX
+	ADDQ            $0x04, DX
+	ADDQ            $0x04, SI
+	DECQ            R10
+	JNE             t512x4x16x4block
+	CMPQ            (SP), $0x00
+	JNE             t512x4x16x4span
+	MOVQ            out+0(FP), AX
+	MOVQ            outStride+8(FP), CX
+	VMOVUPS         Z4, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z5, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z6, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z7, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Tile4(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, group int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C
+TEXT ·avx512Tile4(SB), NOSPLIT, $0-56
+	MOVQ         data+16(FP), AX
+	MOVQ         panelStride+24(FP), CX
+	ADDQ         AX, CX
+	MOVQ         x+32(FP), DX
+	MOVQ         blocks+40(FP), BX
+	MOVL         $0x0f0f0f0f, SI
+	VPBROADCASTD SI, Z0
+	VPXORD       Z1, Z1, Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	VPXORD       Z4, Z4, Z4
+	VPXORD       Z5, Z5, Z5
+	VPXORD       Z6, Z6, Z6
+	VPXORD       Z7, Z7, Z7
+	VPXORD       Z8, Z8, Z8
+
+tile512x4group:
+	MOVQ         group+48(FP), SI
+	CMPQ         SI, BX
+	CMOVQGT      BX, SI
+	SUBQ         SI, BX
+	VCVTPH2PS    (AX), Y17
+	VCVTPH2PS    (CX), Y9
+	VINSERTF64X4 $0x01, Y9, Z17, Z17
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, CX
+
+tile512x4block:
+	VPBROADCASTD    288(DX), Z9
+	VPBROADCASTD    292(DX), Z10
+	VPBROADCASTD    296(DX), Z11
+	VPBROADCASTD    300(DX), Z12
+	VPBROADCASTD    304(DX), Z13
+	VPBROADCASTD    308(DX), Z14
+	VPBROADCASTD    312(DX), Z15
+	VPBROADCASTD    316(DX), Z16
+	VBROADCASTI64X4 (CX), Z19
+	VINSERTI64X4    $0x00, (AX), Z19, Z19
+	VPSRLW          $0x04, Z19, Z18
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z18, Z18
+	VPDPBUSD.BCST   (DX), Z19, Z9
+	VPDPBUSD.BCST   4(DX), Z19, Z10
+	VPDPBUSD.BCST   8(DX), Z19, Z11
+	VPDPBUSD.BCST   12(DX), Z19, Z12
+	VPDPBUSD.BCST   16(DX), Z19, Z13
+	VPDPBUSD.BCST   20(DX), Z19, Z14
+	VPDPBUSD.BCST   24(DX), Z19, Z15
+	VPDPBUSD.BCST   28(DX), Z19, Z16
+	VPDPBUSD.BCST   128(DX), Z18, Z9
+	VPDPBUSD.BCST   132(DX), Z18, Z10
+	VPDPBUSD.BCST   136(DX), Z18, Z11
+	VPDPBUSD.BCST   140(DX), Z18, Z12
+	VPDPBUSD.BCST   144(DX), Z18, Z13
+	VPDPBUSD.BCST   148(DX), Z18, Z14
+	VPDPBUSD.BCST   152(DX), Z18, Z15
+	VPDPBUSD.BCST   156(DX), Z18, Z16
+	VBROADCASTI64X4 32(CX), Z19
+	VINSERTI64X4    $0x00, 32(AX), Z19, Z19
+	VPSRLW          $0x04, Z19, Z18
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z18, Z18
+	VPDPBUSD.BCST   32(DX), Z19, Z9
+	VPDPBUSD.BCST   36(DX), Z19, Z10
+	VPDPBUSD.BCST   40(DX), Z19, Z11
+	VPDPBUSD.BCST   44(DX), Z19, Z12
+	VPDPBUSD.BCST   48(DX), Z19, Z13
+	VPDPBUSD.BCST   52(DX), Z19, Z14
+	VPDPBUSD.BCST   56(DX), Z19, Z15
+	VPDPBUSD.BCST   60(DX), Z19, Z16
+	VPDPBUSD.BCST   160(DX), Z18, Z9
+	VPDPBUSD.BCST   164(DX), Z18, Z10
+	VPDPBUSD.BCST   168(DX), Z18, Z11
+	VPDPBUSD.BCST   172(DX), Z18, Z12
+	VPDPBUSD.BCST   176(DX), Z18, Z13
+	VPDPBUSD.BCST   180(DX), Z18, Z14
+	VPDPBUSD.BCST   184(DX), Z18, Z15
+	VPDPBUSD.BCST   188(DX), Z18, Z16
+	VBROADCASTI64X4 64(CX), Z19
+	VINSERTI64X4    $0x00, 64(AX), Z19, Z19
+	VPSRLW          $0x04, Z19, Z18
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z18, Z18
+	VPDPBUSD.BCST   64(DX), Z19, Z9
+	VPDPBUSD.BCST   68(DX), Z19, Z10
+	VPDPBUSD.BCST   72(DX), Z19, Z11
+	VPDPBUSD.BCST   76(DX), Z19, Z12
+	VPDPBUSD.BCST   80(DX), Z19, Z13
+	VPDPBUSD.BCST   84(DX), Z19, Z14
+	VPDPBUSD.BCST   88(DX), Z19, Z15
+	VPDPBUSD.BCST   92(DX), Z19, Z16
+	VPDPBUSD.BCST   192(DX), Z18, Z9
+	VPDPBUSD.BCST   196(DX), Z18, Z10
+	VPDPBUSD.BCST   200(DX), Z18, Z11
+	VPDPBUSD.BCST   204(DX), Z18, Z12
+	VPDPBUSD.BCST   208(DX), Z18, Z13
+	VPDPBUSD.BCST   212(DX), Z18, Z14
+	VPDPBUSD.BCST   216(DX), Z18, Z15
+	VPDPBUSD.BCST   220(DX), Z18, Z16
+	VBROADCASTI64X4 96(CX), Z19
+	VINSERTI64X4    $0x00, 96(AX), Z19, Z19
+	VPSRLW          $0x04, Z19, Z18
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z18, Z18
+	VPDPBUSD.BCST   96(DX), Z19, Z9
+	VPDPBUSD.BCST   100(DX), Z19, Z10
+	VPDPBUSD.BCST   104(DX), Z19, Z11
+	VPDPBUSD.BCST   108(DX), Z19, Z12
+	VPDPBUSD.BCST   112(DX), Z19, Z13
+	VPDPBUSD.BCST   116(DX), Z19, Z14
+	VPDPBUSD.BCST   120(DX), Z19, Z15
+	VPDPBUSD.BCST   124(DX), Z19, Z16
+	VPDPBUSD.BCST   224(DX), Z18, Z9
+	VPDPBUSD.BCST   228(DX), Z18, Z10
+	VPDPBUSD.BCST   232(DX), Z18, Z11
+	VPDPBUSD.BCST   236(DX), Z18, Z12
+	VPDPBUSD.BCST   240(DX), Z18, Z13
+	VPDPBUSD.BCST   244(DX), Z18, Z14
+	VPDPBUSD.BCST   248(DX), Z18, Z15
+	VPDPBUSD.BCST   252(DX), Z18, Z16
+	VCVTDQ2PS       Z9, Z9
+	VMULPS.BCST     256(DX), Z17, Z18
+	VFMADD231PS     Z9, Z18, Z1
+	VCVTDQ2PS       Z10, Z10
+	VMULPS.BCST     260(DX), Z17, Z9
+	VFMADD231PS     Z10, Z9, Z2
+	VCVTDQ2PS       Z11, Z11
+	VMULPS.BCST     264(DX), Z17, Z9
+	VFMADD231PS     Z11, Z9, Z3
+	VCVTDQ2PS       Z12, Z12
+	VMULPS.BCST     268(DX), Z17, Z9
+	VFMADD231PS     Z12, Z9, Z4
+	VCVTDQ2PS       Z13, Z13
+	VMULPS.BCST     272(DX), Z17, Z9
+	VFMADD231PS     Z13, Z9, Z5
+	VCVTDQ2PS       Z14, Z14
+	VMULPS.BCST     276(DX), Z17, Z9
+	VFMADD231PS     Z14, Z9, Z6
+	VCVTDQ2PS       Z15, Z15
+	VMULPS.BCST     280(DX), Z17, Z9
+	VFMADD231PS     Z15, Z9, Z7
+	VCVTDQ2PS       Z16, Z16
+	VMULPS.BCST     284(DX), Z17, Z9
+	VFMADD231PS     Z16, Z9, Z8
+	ADDQ            $0x00000080, AX
+	ADDQ            $0x00000080, CX
+	ADDQ            $0x00000140, DX
+	DECQ            SI
+	JNE             tile512x4block
+	TESTQ           BX, BX
+	JNE             tile512x4group
+	MOVQ            out+0(FP), AX
+	MOVQ            outStride+8(FP), CX
+	VMOVUPS         Z1, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z2, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z3, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z4, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z5, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z6, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z7, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z8, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512Tile8(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, group int)
+// Requires: AVX, AVX512F, AVX512VNNI, CMOV, F16C
+TEXT ·avx512Tile8(SB), NOSPLIT, $0-56
+	MOVQ         data+16(FP), AX
+	MOVQ         panelStride+24(FP), CX
+	ADDQ         AX, CX
+	MOVQ         x+32(FP), DX
+	MOVQ         blocks+40(FP), BX
+	MOVL         $0x0f0f0f0f, SI
+	VPBROADCASTD SI, Z0
+	MOVL         $0x80808080, SI
+	VPBROADCASTD SI, Z0
+	VPXORD       Z1, Z1, Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	VPXORD       Z4, Z4, Z4
+	VPXORD       Z5, Z5, Z5
+	VPXORD       Z6, Z6, Z6
+	VPXORD       Z7, Z7, Z7
+	VPXORD       Z8, Z8, Z8
+
+tile512x8group:
+	MOVQ         group+48(FP), SI
+	CMPQ         SI, BX
+	CMOVQGT      BX, SI
+	SUBQ         SI, BX
+	VCVTPH2PS    (AX), Y9
+	VCVTPH2PS    (CX), Y10
+	VINSERTF64X4 $0x01, Y10, Z9, Z9
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, CX
+
+tile512x8block:
+	VPBROADCASTD    288(DX), Z10
+	VPBROADCASTD    292(DX), Z11
+	VPBROADCASTD    296(DX), Z12
+	VPBROADCASTD    300(DX), Z13
+	VPBROADCASTD    304(DX), Z14
+	VPBROADCASTD    308(DX), Z15
+	VPBROADCASTD    312(DX), Z16
+	VPBROADCASTD    316(DX), Z17
+	VBROADCASTI64X4 (CX), Z18
+	VINSERTI64X4    $0x00, (AX), Z18, Z18
+	VPXORD          Z0, Z18, Z18
+	VPDPBUSD.BCST   (DX), Z18, Z10
+	VPDPBUSD.BCST   4(DX), Z18, Z11
+	VPDPBUSD.BCST   8(DX), Z18, Z12
+	VPDPBUSD.BCST   12(DX), Z18, Z13
+	VPDPBUSD.BCST   16(DX), Z18, Z14
+	VPDPBUSD.BCST   20(DX), Z18, Z15
+	VPDPBUSD.BCST   24(DX), Z18, Z16
+	VPDPBUSD.BCST   28(DX), Z18, Z17
+	VBROADCASTI64X4 32(CX), Z18
+	VINSERTI64X4    $0x00, 32(AX), Z18, Z18
+	VPXORD          Z0, Z18, Z18
+	VPDPBUSD.BCST   32(DX), Z18, Z10
+	VPDPBUSD.BCST   36(DX), Z18, Z11
+	VPDPBUSD.BCST   40(DX), Z18, Z12
+	VPDPBUSD.BCST   44(DX), Z18, Z13
+	VPDPBUSD.BCST   48(DX), Z18, Z14
+	VPDPBUSD.BCST   52(DX), Z18, Z15
+	VPDPBUSD.BCST   56(DX), Z18, Z16
+	VPDPBUSD.BCST   60(DX), Z18, Z17
+	VBROADCASTI64X4 64(CX), Z18
+	VINSERTI64X4    $0x00, 64(AX), Z18, Z18
+	VPXORD          Z0, Z18, Z18
+	VPDPBUSD.BCST   64(DX), Z18, Z10
+	VPDPBUSD.BCST   68(DX), Z18, Z11
+	VPDPBUSD.BCST   72(DX), Z18, Z12
+	VPDPBUSD.BCST   76(DX), Z18, Z13
+	VPDPBUSD.BCST   80(DX), Z18, Z14
+	VPDPBUSD.BCST   84(DX), Z18, Z15
+	VPDPBUSD.BCST   88(DX), Z18, Z16
+	VPDPBUSD.BCST   92(DX), Z18, Z17
+	VBROADCASTI64X4 96(CX), Z18
+	VINSERTI64X4    $0x00, 96(AX), Z18, Z18
+	VPXORD          Z0, Z18, Z18
+	VPDPBUSD.BCST   96(DX), Z18, Z10
+	VPDPBUSD.BCST   100(DX), Z18, Z11
+	VPDPBUSD.BCST   104(DX), Z18, Z12
+	VPDPBUSD.BCST   108(DX), Z18, Z13
+	VPDPBUSD.BCST   112(DX), Z18, Z14
+	VPDPBUSD.BCST   116(DX), Z18, Z15
+	VPDPBUSD.BCST   120(DX), Z18, Z16
+	VPDPBUSD.BCST   124(DX), Z18, Z17
+	VBROADCASTI64X4 128(CX), Z18
+	VINSERTI64X4    $0x00, 128(AX), Z18, Z18
+	VPXORD          Z0, Z18, Z18
+	VPDPBUSD.BCST   128(DX), Z18, Z10
+	VPDPBUSD.BCST   132(DX), Z18, Z11
+	VPDPBUSD.BCST   136(DX), Z18, Z12
+	VPDPBUSD.BCST   140(DX), Z18, Z13
+	VPDPBUSD.BCST   144(DX), Z18, Z14
+	VPDPBUSD.BCST   148(DX), Z18, Z15
+	VPDPBUSD.BCST   152(DX), Z18, Z16
+	VPDPBUSD.BCST   156(DX), Z18, Z17
+	VBROADCASTI64X4 160(CX), Z18
+	VINSERTI64X4    $0x00, 160(AX), Z18, Z18
+	VPXORD          Z0, Z18, Z18
+	VPDPBUSD.BCST   160(DX), Z18, Z10
+	VPDPBUSD.BCST   164(DX), Z18, Z11
+	VPDPBUSD.BCST   168(DX), Z18, Z12
+	VPDPBUSD.BCST   172(DX), Z18, Z13
+	VPDPBUSD.BCST   176(DX), Z18, Z14
+	VPDPBUSD.BCST   180(DX), Z18, Z15
+	VPDPBUSD.BCST   184(DX), Z18, Z16
+	VPDPBUSD.BCST   188(DX), Z18, Z17
+	VBROADCASTI64X4 192(CX), Z18
+	VINSERTI64X4    $0x00, 192(AX), Z18, Z18
+	VPXORD          Z0, Z18, Z18
+	VPDPBUSD.BCST   192(DX), Z18, Z10
+	VPDPBUSD.BCST   196(DX), Z18, Z11
+	VPDPBUSD.BCST   200(DX), Z18, Z12
+	VPDPBUSD.BCST   204(DX), Z18, Z13
+	VPDPBUSD.BCST   208(DX), Z18, Z14
+	VPDPBUSD.BCST   212(DX), Z18, Z15
+	VPDPBUSD.BCST   216(DX), Z18, Z16
+	VPDPBUSD.BCST   220(DX), Z18, Z17
+	VBROADCASTI64X4 224(CX), Z18
+	VINSERTI64X4    $0x00, 224(AX), Z18, Z18
+	VPXORD          Z0, Z18, Z18
+	VPDPBUSD.BCST   224(DX), Z18, Z10
+	VPDPBUSD.BCST   228(DX), Z18, Z11
+	VPDPBUSD.BCST   232(DX), Z18, Z12
+	VPDPBUSD.BCST   236(DX), Z18, Z13
+	VPDPBUSD.BCST   240(DX), Z18, Z14
+	VPDPBUSD.BCST   244(DX), Z18, Z15
+	VPDPBUSD.BCST   248(DX), Z18, Z16
+	VPDPBUSD.BCST   252(DX), Z18, Z17
+	VCVTDQ2PS       Z10, Z10
+	VMULPS.BCST     256(DX), Z9, Z18
+	VFMADD231PS     Z10, Z18, Z1
+	VCVTDQ2PS       Z11, Z11
+	VMULPS.BCST     260(DX), Z9, Z10
+	VFMADD231PS     Z11, Z10, Z2
+	VCVTDQ2PS       Z12, Z12
+	VMULPS.BCST     264(DX), Z9, Z10
+	VFMADD231PS     Z12, Z10, Z3
+	VCVTDQ2PS       Z13, Z13
+	VMULPS.BCST     268(DX), Z9, Z10
+	VFMADD231PS     Z13, Z10, Z4
+	VCVTDQ2PS       Z14, Z14
+	VMULPS.BCST     272(DX), Z9, Z10
+	VFMADD231PS     Z14, Z10, Z5
+	VCVTDQ2PS       Z15, Z15
+	VMULPS.BCST     276(DX), Z9, Z10
+	VFMADD231PS     Z15, Z10, Z6
+	VCVTDQ2PS       Z16, Z16
+	VMULPS.BCST     280(DX), Z9, Z10
+	VFMADD231PS     Z16, Z10, Z7
+	VCVTDQ2PS       Z17, Z17
+	VMULPS.BCST     284(DX), Z9, Z10
+	VFMADD231PS     Z17, Z10, Z8
+	ADDQ            $0x00000100, AX
+	ADDQ            $0x00000100, CX
+	ADDQ            $0x00000140, DX
+	DECQ            SI
+	JNE             tile512x8block
+	TESTQ           BX, BX
+	JNE             tile512x8group
+	MOVQ            out+0(FP), AX
+	MOVQ            outStride+8(FP), CX
+	VMOVUPS         Z1, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z2, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z3, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z4, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z5, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z6, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z7, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z8, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512TileTable3x0(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C
+TEXT ·avx512TileTable3x0(SB), NOSPLIT, $64-72
+	MOVQ            data+16(FP), AX
+	MOVQ            panelStride+24(FP), CX
+	ADDQ            AX, CX
+	MOVQ            x+32(FP), DX
+	MOVQ            blocks+40(FP), BX
+	MOVQ            table+64(FP), SI
+	MOVL            $0x0f0f0f0f, DI
+	VPBROADCASTD    DI, Z0
+	MOVL            $0x03030303, DI
+	VPBROADCASTD    DI, Z1
+	MOVL            $0x04040404, DI
+	VPBROADCASTD    DI, Z2
+	VBROADCASTI32X4 (SI), Z0
+	MOVL            $0x80808080, SI
+	VPBROADCASTD    SI, Z3
+	VPXORD          Z3, Z0, Z0
+	VPXORD          Z4, Z4, Z4
+	VPXORD          Z5, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+	VPXORD          Z9, Z9, Z9
+	VPXORD          Z10, Z10, Z10
+	VPXORD          Z11, Z11, Z11
+
+tiletable512x3x0span:
+	VCVTPH2PS (AX), Y3
+	VMOVUPS   Y3, (SP)
+	ADDQ      $0x10, AX
+	VCVTPH2PS (CX), Y3
+	VMOVUPS   Y3, 32(SP)
+	ADDQ      $0x10, CX
+	MOVQ      span+48(FP), SI
+	CMPQ      SI, BX
+	CMOVQGT   BX, SI
+	SUBQ      SI, BX
+
+tiletable512x3x0block:
+	VPBROADCASTD    288(DX), Z3
+	VPBROADCASTD    292(DX), Z12
+	VPBROADCASTD    296(DX), Z13
+	VPBROADCASTD    300(DX), Z14
+	VPBROADCASTD    304(DX), Z15
+	VPBROADCASTD    308(DX), Z16
+	VPBROADCASTD    312(DX), Z17
+	VPBROADCASTD    316(DX), Z18
+	VBROADCASTI64X4 64(CX), Z19
+	VINSERTI64X4    $0x00, 64(AX), Z19, Z19
+	VBROADCASTI64X4 (CX), Z21
+	VINSERTI64X4    $0x00, (AX), Z21, Z21
+	VPANDD          Z1, Z21, Z22
+	VPSLLW          $0x02, Z19, Z20
+	VPANDD          Z2, Z20, Z20
+	VPORD           Z20, Z22, Z22
+	VPSHUFB         Z22, Z0, Z22
+	VPDPBUSD.BCST   (DX), Z22, Z3
+	VPDPBUSD.BCST   4(DX), Z22, Z12
+	VPDPBUSD.BCST   8(DX), Z22, Z13
+	VPDPBUSD.BCST   12(DX), Z22, Z14
+	VPDPBUSD.BCST   16(DX), Z22, Z15
+	VPDPBUSD.BCST   20(DX), Z22, Z16
+	VPDPBUSD.BCST   24(DX), Z22, Z17
+	VPDPBUSD.BCST   28(DX), Z22, Z18
+	VPSRLW          $0x02, Z21, Z22
+	VPANDD          Z1, Z22, Z22
+	VMOVDQA32       Z19, Z20
+	VPANDD          Z2, Z20, Z20
+	VPORD           Z20, Z22, Z22
+	VPSHUFB         Z22, Z0, Z22
+	VPDPBUSD.BCST   64(DX), Z22, Z3
+	VPDPBUSD.BCST   68(DX), Z22, Z12
+	VPDPBUSD.BCST   72(DX), Z22, Z13
+	VPDPBUSD.BCST   76(DX), Z22, Z14
+	VPDPBUSD.BCST   80(DX), Z22, Z15
+	VPDPBUSD.BCST   84(DX), Z22, Z16
+	VPDPBUSD.BCST   88(DX), Z22, Z17
+	VPDPBUSD.BCST   92(DX), Z22, Z18
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z1, Z22, Z22
+	VPSRLW          $0x02, Z19, Z20
+	VPANDD          Z2, Z20, Z20
+	VPORD           Z20, Z22, Z22
+	VPSHUFB         Z22, Z0, Z22
+	VPDPBUSD.BCST   128(DX), Z22, Z3
+	VPDPBUSD.BCST   132(DX), Z22, Z12
+	VPDPBUSD.BCST   136(DX), Z22, Z13
+	VPDPBUSD.BCST   140(DX), Z22, Z14
+	VPDPBUSD.BCST   144(DX), Z22, Z15
+	VPDPBUSD.BCST   148(DX), Z22, Z16
+	VPDPBUSD.BCST   152(DX), Z22, Z17
+	VPDPBUSD.BCST   156(DX), Z22, Z18
+	VPSRLW          $0x06, Z21, Z21
+	VPANDD          Z1, Z21, Z21
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z2, Z20, Z20
+	VPORD           Z20, Z21, Z21
+	VPSHUFB         Z21, Z0, Z21
+	VPDPBUSD.BCST   192(DX), Z21, Z3
+	VPDPBUSD.BCST   196(DX), Z21, Z12
+	VPDPBUSD.BCST   200(DX), Z21, Z13
+	VPDPBUSD.BCST   204(DX), Z21, Z14
+	VPDPBUSD.BCST   208(DX), Z21, Z15
+	VPDPBUSD.BCST   212(DX), Z21, Z16
+	VPDPBUSD.BCST   216(DX), Z21, Z17
+	VPDPBUSD.BCST   220(DX), Z21, Z18
+	VBROADCASTI64X4 32(CX), Z21
+	VINSERTI64X4    $0x00, 32(AX), Z21, Z21
+	VPANDD          Z1, Z21, Z22
+	VPSLLW          $0x01, Z19, Z20
+	VPANDD          Z2, Z20, Z20
+	VPORD           Z20, Z22, Z22
+	VPSHUFB         Z22, Z0, Z22
+	VPDPBUSD.BCST   32(DX), Z22, Z3
+	VPDPBUSD.BCST   36(DX), Z22, Z12
+	VPDPBUSD.BCST   40(DX), Z22, Z13
+	VPDPBUSD.BCST   44(DX), Z22, Z14
+	VPDPBUSD.BCST   48(DX), Z22, Z15
+	VPDPBUSD.BCST   52(DX), Z22, Z16
+	VPDPBUSD.BCST   56(DX), Z22, Z17
+	VPDPBUSD.BCST   60(DX), Z22, Z18
+	VPSRLW          $0x02, Z21, Z22
+	VPANDD          Z1, Z22, Z22
+	VPSRLW          $0x01, Z19, Z20
+	VPANDD          Z2, Z20, Z20
+	VPORD           Z20, Z22, Z22
+	VPSHUFB         Z22, Z0, Z22
+	VPDPBUSD.BCST   96(DX), Z22, Z3
+	VPDPBUSD.BCST   100(DX), Z22, Z12
+	VPDPBUSD.BCST   104(DX), Z22, Z13
+	VPDPBUSD.BCST   108(DX), Z22, Z14
+	VPDPBUSD.BCST   112(DX), Z22, Z15
+	VPDPBUSD.BCST   116(DX), Z22, Z16
+	VPDPBUSD.BCST   120(DX), Z22, Z17
+	VPDPBUSD.BCST   124(DX), Z22, Z18
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z1, Z22, Z22
+	VPSRLW          $0x03, Z19, Z20
+	VPANDD          Z2, Z20, Z20
+	VPORD           Z20, Z22, Z22
+	VPSHUFB         Z22, Z0, Z22
+	VPDPBUSD.BCST   160(DX), Z22, Z3
+	VPDPBUSD.BCST   164(DX), Z22, Z12
+	VPDPBUSD.BCST   168(DX), Z22, Z13
+	VPDPBUSD.BCST   172(DX), Z22, Z14
+	VPDPBUSD.BCST   176(DX), Z22, Z15
+	VPDPBUSD.BCST   180(DX), Z22, Z16
+	VPDPBUSD.BCST   184(DX), Z22, Z17
+	VPDPBUSD.BCST   188(DX), Z22, Z18
+	VPSRLW          $0x06, Z21, Z21
+	VPANDD          Z1, Z21, Z21
+	VPSRLW          $0x05, Z19, Z20
+	VPANDD          Z2, Z20, Z20
+	VPORD           Z20, Z21, Z21
+	VPSHUFB         Z21, Z0, Z21
+	VPDPBUSD.BCST   224(DX), Z21, Z3
+	VPDPBUSD.BCST   228(DX), Z21, Z12
+	VPDPBUSD.BCST   232(DX), Z21, Z13
+	VPDPBUSD.BCST   236(DX), Z21, Z14
+	VPDPBUSD.BCST   240(DX), Z21, Z15
+	VPDPBUSD.BCST   244(DX), Z21, Z16
+	VPDPBUSD.BCST   248(DX), Z21, Z17
+	VPDPBUSD.BCST   252(DX), Z21, Z18
+	VCVTDQ2PS       Z3, Z3
+	VBROADCASTSS    256(DX), Z19
+	VMULPS          (SP), Z19, Z19
+	VFMADD231PS     Z3, Z19, Z4
+	VCVTDQ2PS       Z12, Z12
+	VBROADCASTSS    260(DX), Z3
+	VMULPS          (SP), Z3, Z3
+	VFMADD231PS     Z12, Z3, Z5
+	VCVTDQ2PS       Z13, Z13
+	VBROADCASTSS    264(DX), Z3
+	VMULPS          (SP), Z3, Z3
+	VFMADD231PS     Z13, Z3, Z6
+	VCVTDQ2PS       Z14, Z14
+	VBROADCASTSS    268(DX), Z3
+	VMULPS          (SP), Z3, Z3
+	VFMADD231PS     Z14, Z3, Z7
+	VCVTDQ2PS       Z15, Z15
+	VBROADCASTSS    272(DX), Z3
+	VMULPS          (SP), Z3, Z3
+	VFMADD231PS     Z15, Z3, Z8
+	VCVTDQ2PS       Z16, Z16
+	VBROADCASTSS    276(DX), Z3
+	VMULPS          (SP), Z3, Z3
+	VFMADD231PS     Z16, Z3, Z9
+	VCVTDQ2PS       Z17, Z17
+	VBROADCASTSS    280(DX), Z3
+	VMULPS          (SP), Z3, Z3
+	VFMADD231PS     Z17, Z3, Z10
+	VCVTDQ2PS       Z18, Z18
+	VBROADCASTSS    284(DX), Z3
+	VMULPS          (SP), Z3, Z3
+	VFMADD231PS     Z18, Z3, Z11
+	ADDQ            $0x00000060, AX
+	ADDQ            $0x00000060, CX
+	ADDQ            $0x00000140, DX
+	DECQ            SI
+	JNE             tiletable512x3x0block
+	TESTQ           BX, BX
+	JNE             tiletable512x3x0span
+	MOVQ            out+0(FP), AX
+	MOVQ            outStride+8(FP), CX
+	VMOVUPS         Z4, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z5, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z6, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z7, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z8, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z9, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z10, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z11, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512TileTable3x32(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C
+TEXT ·avx512TileTable3x32(SB), NOSPLIT, $328-72
+	MOVQ            data+16(FP), AX
+	MOVQ            panelStride+24(FP), CX
+	ADDQ            AX, CX
+	MOVQ            x+32(FP), DX
+	MOVQ            blocks+40(FP), BX
+	MOVQ            groups+56(FP), SI
+	MOVQ            SI, (SP)
+	MOVQ            table+64(FP), SI
+	MOVL            $0x0f0f0f0f, DI
+	VPBROADCASTD    DI, Z0
+	MOVL            $0x03030303, DI
+	VPBROADCASTD    DI, Z3
+	MOVL            $0x04040404, DI
+	VPBROADCASTD    DI, Z4
+	VBROADCASTI32X4 (SI), Z2
+	MOVL            $0x80808080, SI
+	VPBROADCASTD    SI, Z0
+	VPXORD          Z0, Z2, Z2
+	VPXORD          Z5, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+	VPXORD          Z9, Z9, Z9
+	VPXORD          Z10, Z10, Z10
+	VPXORD          Z11, Z11, Z11
+	VPXORD          Z12, Z12, Z12
+
+tiletable512x3x32span:
+	VCVTPH2PS (AX), Y0
+	VMOVUPS   Y0, 264(SP)
+	ADDQ      $0x10, AX
+	VCVTPH2PS (CX), Y0
+	VMOVUPS   Y0, 296(SP)
+	ADDQ      $0x10, CX
+	MOVQ      $0x0000000000000008, SI
+	CMPQ      SI, (SP)
+	CMOVQGT   (SP), SI
+	SUBQ      SI, (SP)
+	LEAQ      1(SI), R8
+	SHRQ      $0x01, R8
+	SHLQ      $0x03, R8
+	LEAQ      3(SI), SI
+	SHRQ      $0x02, SI
+	LEAQ      (AX)(R8*1), R9
+	LEAQ      8(SP), DI
+	MOVQ      SI, R10
+
+tiletable512x3x32spread0:
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R9), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R9
+	ADDQ         $0x20, DI
+	DECQ         R10
+	JNE          tiletable512x3x32spread0
+	MOVQ         R9, AX
+	LEAQ         (CX)(R8*1), R8
+	LEAQ         136(SP), DI
+
+tiletable512x3x32spread1:
+	VPERMQ       $0x50, (CX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R8), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, CX
+	ADDQ         $0x08, R8
+	ADDQ         $0x20, DI
+	DECQ         SI
+	JNE          tiletable512x3x32spread1
+	MOVQ         R8, CX
+	LEAQ         8(SP), DI
+	MOVQ         span+48(FP), SI
+	CMPQ         SI, BX
+	CMOVQGT      BX, SI
+	SUBQ         SI, BX
+
+tiletable512x3x32block:
+	VMOVQ           (DI), X0
+	VPINSRQ         $0x01, 128(DI), X0, X0
+	VPMOVSXBD       X0, Z0
+	VCVTDQ2PS       Z0, Z0
+	ADDQ            $0x08, DI
+	VPBROADCASTD    288(DX), Z1
+	VPBROADCASTD    292(DX), Z13
+	VPBROADCASTD    296(DX), Z14
+	VPBROADCASTD    300(DX), Z15
+	VPBROADCASTD    304(DX), Z16
+	VPBROADCASTD    308(DX), Z17
+	VPBROADCASTD    312(DX), Z18
+	VPBROADCASTD    316(DX), Z19
+	VBROADCASTI64X4 64(CX), Z20
+	VINSERTI64X4    $0x00, 64(AX), Z20, Z20
+	VBROADCASTI64X4 (CX), Z22
+	VINSERTI64X4    $0x00, (AX), Z22, Z22
+	VPANDD          Z3, Z22, Z23
+	VPSLLW          $0x02, Z20, Z21
+	VPANDD          Z4, Z21, Z21
+	VPORD           Z21, Z23, Z23
+	VPSHUFB         Z23, Z2, Z23
+	VPDPBUSD.BCST   (DX), Z23, Z1
+	VPDPBUSD.BCST   4(DX), Z23, Z13
+	VPDPBUSD.BCST   8(DX), Z23, Z14
+	VPDPBUSD.BCST   12(DX), Z23, Z15
+	VPDPBUSD.BCST   16(DX), Z23, Z16
+	VPDPBUSD.BCST   20(DX), Z23, Z17
+	VPDPBUSD.BCST   24(DX), Z23, Z18
+	VPDPBUSD.BCST   28(DX), Z23, Z19
+	VPSRLW          $0x02, Z22, Z23
+	VPANDD          Z3, Z23, Z23
+	VMOVDQA32       Z20, Z21
+	VPANDD          Z4, Z21, Z21
+	VPORD           Z21, Z23, Z23
+	VPSHUFB         Z23, Z2, Z23
+	VPDPBUSD.BCST   64(DX), Z23, Z1
+	VPDPBUSD.BCST   68(DX), Z23, Z13
+	VPDPBUSD.BCST   72(DX), Z23, Z14
+	VPDPBUSD.BCST   76(DX), Z23, Z15
+	VPDPBUSD.BCST   80(DX), Z23, Z16
+	VPDPBUSD.BCST   84(DX), Z23, Z17
+	VPDPBUSD.BCST   88(DX), Z23, Z18
+	VPDPBUSD.BCST   92(DX), Z23, Z19
+	VPSRLW          $0x04, Z22, Z23
+	VPANDD          Z3, Z23, Z23
+	VPSRLW          $0x02, Z20, Z21
+	VPANDD          Z4, Z21, Z21
+	VPORD           Z21, Z23, Z23
+	VPSHUFB         Z23, Z2, Z23
+	VPDPBUSD.BCST   128(DX), Z23, Z1
+	VPDPBUSD.BCST   132(DX), Z23, Z13
+	VPDPBUSD.BCST   136(DX), Z23, Z14
+	VPDPBUSD.BCST   140(DX), Z23, Z15
+	VPDPBUSD.BCST   144(DX), Z23, Z16
+	VPDPBUSD.BCST   148(DX), Z23, Z17
+	VPDPBUSD.BCST   152(DX), Z23, Z18
+	VPDPBUSD.BCST   156(DX), Z23, Z19
+	VPSRLW          $0x06, Z22, Z22
+	VPANDD          Z3, Z22, Z22
+	VPSRLW          $0x04, Z20, Z21
+	VPANDD          Z4, Z21, Z21
+	VPORD           Z21, Z22, Z22
+	VPSHUFB         Z22, Z2, Z22
+	VPDPBUSD.BCST   192(DX), Z22, Z1
+	VPDPBUSD.BCST   196(DX), Z22, Z13
+	VPDPBUSD.BCST   200(DX), Z22, Z14
+	VPDPBUSD.BCST   204(DX), Z22, Z15
+	VPDPBUSD.BCST   208(DX), Z22, Z16
+	VPDPBUSD.BCST   212(DX), Z22, Z17
+	VPDPBUSD.BCST   216(DX), Z22, Z18
+	VPDPBUSD.BCST   220(DX), Z22, Z19
+	VBROADCASTI64X4 32(CX), Z22
+	VINSERTI64X4    $0x00, 32(AX), Z22, Z22
+	VPANDD          Z3, Z22, Z23
+	VPSLLW          $0x01, Z20, Z21
+	VPANDD          Z4, Z21, Z21
+	VPORD           Z21, Z23, Z23
+	VPSHUFB         Z23, Z2, Z23
+	VPDPBUSD.BCST   32(DX), Z23, Z1
+	VPDPBUSD.BCST   36(DX), Z23, Z13
+	VPDPBUSD.BCST   40(DX), Z23, Z14
+	VPDPBUSD.BCST   44(DX), Z23, Z15
+	VPDPBUSD.BCST   48(DX), Z23, Z16
+	VPDPBUSD.BCST   52(DX), Z23, Z17
+	VPDPBUSD.BCST   56(DX), Z23, Z18
+	VPDPBUSD.BCST   60(DX), Z23, Z19
+	VPSRLW          $0x02, Z22, Z23
+	VPANDD          Z3, Z23, Z23
+	VPSRLW          $0x01, Z20, Z21
+	VPANDD          Z4, Z21, Z21
+	VPORD           Z21, Z23, Z23
+	VPSHUFB         Z23, Z2, Z23
+	VPDPBUSD.BCST   96(DX), Z23, Z1
+	VPDPBUSD.BCST   100(DX), Z23, Z13
+	VPDPBUSD.BCST   104(DX), Z23, Z14
+	VPDPBUSD.BCST   108(DX), Z23, Z15
+	VPDPBUSD.BCST   112(DX), Z23, Z16
+	VPDPBUSD.BCST   116(DX), Z23, Z17
+	VPDPBUSD.BCST   120(DX), Z23, Z18
+	VPDPBUSD.BCST   124(DX), Z23, Z19
+	VPSRLW          $0x04, Z22, Z23
+	VPANDD          Z3, Z23, Z23
+	VPSRLW          $0x03, Z20, Z21
+	VPANDD          Z4, Z21, Z21
+	VPORD           Z21, Z23, Z23
+	VPSHUFB         Z23, Z2, Z23
+	VPDPBUSD.BCST   160(DX), Z23, Z1
+	VPDPBUSD.BCST   164(DX), Z23, Z13
+	VPDPBUSD.BCST   168(DX), Z23, Z14
+	VPDPBUSD.BCST   172(DX), Z23, Z15
+	VPDPBUSD.BCST   176(DX), Z23, Z16
+	VPDPBUSD.BCST   180(DX), Z23, Z17
+	VPDPBUSD.BCST   184(DX), Z23, Z18
+	VPDPBUSD.BCST   188(DX), Z23, Z19
+	VPSRLW          $0x06, Z22, Z22
+	VPANDD          Z3, Z22, Z22
+	VPSRLW          $0x05, Z20, Z21
+	VPANDD          Z4, Z21, Z21
+	VPORD           Z21, Z22, Z22
+	VPSHUFB         Z22, Z2, Z22
+	VPDPBUSD.BCST   224(DX), Z22, Z1
+	VPDPBUSD.BCST   228(DX), Z22, Z13
+	VPDPBUSD.BCST   232(DX), Z22, Z14
+	VPDPBUSD.BCST   236(DX), Z22, Z15
+	VPDPBUSD.BCST   240(DX), Z22, Z16
+	VPDPBUSD.BCST   244(DX), Z22, Z17
+	VPDPBUSD.BCST   248(DX), Z22, Z18
+	VPDPBUSD.BCST   252(DX), Z22, Z19
+	VCVTDQ2PS       Z1, Z1
+	VMULPS          Z0, Z1, Z1
+	VBROADCASTSS    256(DX), Z20
+	VMULPS          264(SP), Z20, Z20
+	VFMADD231PS     Z1, Z20, Z5
+	VCVTDQ2PS       Z13, Z13
+	VMULPS          Z0, Z13, Z13
+	VBROADCASTSS    260(DX), Z1
+	VMULPS          264(SP), Z1, Z1
+	VFMADD231PS     Z13, Z1, Z6
+	VCVTDQ2PS       Z14, Z14
+	VMULPS          Z0, Z14, Z14
+	VBROADCASTSS    264(DX), Z1
+	VMULPS          264(SP), Z1, Z1
+	VFMADD231PS     Z14, Z1, Z7
+	VCVTDQ2PS       Z15, Z15
+	VMULPS          Z0, Z15, Z15
+	VBROADCASTSS    268(DX), Z1
+	VMULPS          264(SP), Z1, Z1
+	VFMADD231PS     Z15, Z1, Z8
+	VCVTDQ2PS       Z16, Z16
+	VMULPS          Z0, Z16, Z16
+	VBROADCASTSS    272(DX), Z1
+	VMULPS          264(SP), Z1, Z1
+	VFMADD231PS     Z16, Z1, Z9
+	VCVTDQ2PS       Z17, Z17
+	VMULPS          Z0, Z17, Z17
+	VBROADCASTSS    276(DX), Z1
+	VMULPS          264(SP), Z1, Z1
+	VFMADD231PS     Z17, Z1, Z10
+	VCVTDQ2PS       Z18, Z18
+	VMULPS          Z0, Z18, Z18
+	VBROADCASTSS    280(DX), Z1
+	VMULPS          264(SP), Z1, Z1
+	VFMADD231PS     Z18, Z1, Z11
+	VCVTDQ2PS       Z19, Z19
+	VMULPS          Z0, Z19, Z19
+	VBROADCASTSS    284(DX), Z0
+	VMULPS          264(SP), Z0, Z0
+	VFMADD231PS     Z19, Z0, Z12
+	ADDQ            $0x00000060, AX
+	ADDQ            $0x00000060, CX
+	ADDQ            $0x00000140, DX
+	DECQ            SI
+	JNE             tiletable512x3x32block
+	TESTQ           BX, BX
+	JNE             tiletable512x3x32span
+	MOVQ            out+0(FP), AX
+	MOVQ            outStride+8(FP), CX
+	VMOVUPS         Z5, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z6, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z7, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z8, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z9, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z10, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z11, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z12, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512TileTable4x0(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C
+TEXT ·avx512TileTable4x0(SB), NOSPLIT, $64-72
+	MOVQ            data+16(FP), AX
+	MOVQ            panelStride+24(FP), CX
+	ADDQ            AX, CX
+	MOVQ            x+32(FP), DX
+	MOVQ            blocks+40(FP), BX
+	MOVQ            table+64(FP), SI
+	MOVL            $0x0f0f0f0f, DI
+	VPBROADCASTD    DI, Z1
+	VBROADCASTI32X4 (SI), Z0
+	MOVL            $0x80808080, SI
+	VPBROADCASTD    SI, Z2
+	VPXORD          Z2, Z0, Z0
+	VPXORD          Z3, Z3, Z3
+	VPXORD          Z4, Z4, Z4
+	VPXORD          Z5, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+	VPXORD          Z9, Z9, Z9
+	VPXORD          Z10, Z10, Z10
+
+tiletable512x4x0span:
+	VCVTPH2PS (AX), Y2
+	VMOVUPS   Y2, (SP)
+	ADDQ      $0x10, AX
+	VCVTPH2PS (CX), Y2
+	VMOVUPS   Y2, 32(SP)
+	ADDQ      $0x10, CX
+	MOVQ      span+48(FP), SI
+	CMPQ      SI, BX
+	CMOVQGT   BX, SI
+	SUBQ      SI, BX
+
+tiletable512x4x0block:
+	VPBROADCASTD    288(DX), Z2
+	VPBROADCASTD    292(DX), Z11
+	VPBROADCASTD    296(DX), Z12
+	VPBROADCASTD    300(DX), Z13
+	VPBROADCASTD    304(DX), Z14
+	VPBROADCASTD    308(DX), Z15
+	VPBROADCASTD    312(DX), Z16
+	VPBROADCASTD    316(DX), Z17
+	VBROADCASTI64X4 (CX), Z18
+	VINSERTI64X4    $0x00, (AX), Z18, Z18
+	VPSRLW          $0x04, Z18, Z19
+	VPANDD          Z1, Z18, Z18
+	VPSHUFB         Z18, Z0, Z18
+	VPDPBUSD.BCST   (DX), Z18, Z2
+	VPDPBUSD.BCST   4(DX), Z18, Z11
+	VPDPBUSD.BCST   8(DX), Z18, Z12
+	VPDPBUSD.BCST   12(DX), Z18, Z13
+	VPDPBUSD.BCST   16(DX), Z18, Z14
+	VPDPBUSD.BCST   20(DX), Z18, Z15
+	VPDPBUSD.BCST   24(DX), Z18, Z16
+	VPDPBUSD.BCST   28(DX), Z18, Z17
+	VPANDD          Z1, Z19, Z19
+	VPSHUFB         Z19, Z0, Z19
+	VPDPBUSD.BCST   128(DX), Z19, Z2
+	VPDPBUSD.BCST   132(DX), Z19, Z11
+	VPDPBUSD.BCST   136(DX), Z19, Z12
+	VPDPBUSD.BCST   140(DX), Z19, Z13
+	VPDPBUSD.BCST   144(DX), Z19, Z14
+	VPDPBUSD.BCST   148(DX), Z19, Z15
+	VPDPBUSD.BCST   152(DX), Z19, Z16
+	VPDPBUSD.BCST   156(DX), Z19, Z17
+	VBROADCASTI64X4 32(CX), Z18
+	VINSERTI64X4    $0x00, 32(AX), Z18, Z18
+	VPSRLW          $0x04, Z18, Z19
+	VPANDD          Z1, Z18, Z18
+	VPSHUFB         Z18, Z0, Z18
+	VPDPBUSD.BCST   32(DX), Z18, Z2
+	VPDPBUSD.BCST   36(DX), Z18, Z11
+	VPDPBUSD.BCST   40(DX), Z18, Z12
+	VPDPBUSD.BCST   44(DX), Z18, Z13
+	VPDPBUSD.BCST   48(DX), Z18, Z14
+	VPDPBUSD.BCST   52(DX), Z18, Z15
+	VPDPBUSD.BCST   56(DX), Z18, Z16
+	VPDPBUSD.BCST   60(DX), Z18, Z17
+	VPANDD          Z1, Z19, Z19
+	VPSHUFB         Z19, Z0, Z19
+	VPDPBUSD.BCST   160(DX), Z19, Z2
+	VPDPBUSD.BCST   164(DX), Z19, Z11
+	VPDPBUSD.BCST   168(DX), Z19, Z12
+	VPDPBUSD.BCST   172(DX), Z19, Z13
+	VPDPBUSD.BCST   176(DX), Z19, Z14
+	VPDPBUSD.BCST   180(DX), Z19, Z15
+	VPDPBUSD.BCST   184(DX), Z19, Z16
+	VPDPBUSD.BCST   188(DX), Z19, Z17
+	VBROADCASTI64X4 64(CX), Z18
+	VINSERTI64X4    $0x00, 64(AX), Z18, Z18
+	VPSRLW          $0x04, Z18, Z19
+	VPANDD          Z1, Z18, Z18
+	VPSHUFB         Z18, Z0, Z18
+	VPDPBUSD.BCST   64(DX), Z18, Z2
+	VPDPBUSD.BCST   68(DX), Z18, Z11
+	VPDPBUSD.BCST   72(DX), Z18, Z12
+	VPDPBUSD.BCST   76(DX), Z18, Z13
+	VPDPBUSD.BCST   80(DX), Z18, Z14
+	VPDPBUSD.BCST   84(DX), Z18, Z15
+	VPDPBUSD.BCST   88(DX), Z18, Z16
+	VPDPBUSD.BCST   92(DX), Z18, Z17
+	VPANDD          Z1, Z19, Z19
+	VPSHUFB         Z19, Z0, Z19
+	VPDPBUSD.BCST   192(DX), Z19, Z2
+	VPDPBUSD.BCST   196(DX), Z19, Z11
+	VPDPBUSD.BCST   200(DX), Z19, Z12
+	VPDPBUSD.BCST   204(DX), Z19, Z13
+	VPDPBUSD.BCST   208(DX), Z19, Z14
+	VPDPBUSD.BCST   212(DX), Z19, Z15
+	VPDPBUSD.BCST   216(DX), Z19, Z16
+	VPDPBUSD.BCST   220(DX), Z19, Z17
+	VBROADCASTI64X4 96(CX), Z18
+	VINSERTI64X4    $0x00, 96(AX), Z18, Z18
+	VPSRLW          $0x04, Z18, Z19
+	VPANDD          Z1, Z18, Z18
+	VPSHUFB         Z18, Z0, Z18
+	VPDPBUSD.BCST   96(DX), Z18, Z2
+	VPDPBUSD.BCST   100(DX), Z18, Z11
+	VPDPBUSD.BCST   104(DX), Z18, Z12
+	VPDPBUSD.BCST   108(DX), Z18, Z13
+	VPDPBUSD.BCST   112(DX), Z18, Z14
+	VPDPBUSD.BCST   116(DX), Z18, Z15
+	VPDPBUSD.BCST   120(DX), Z18, Z16
+	VPDPBUSD.BCST   124(DX), Z18, Z17
+	VPANDD          Z1, Z19, Z19
+	VPSHUFB         Z19, Z0, Z19
+	VPDPBUSD.BCST   224(DX), Z19, Z2
+	VPDPBUSD.BCST   228(DX), Z19, Z11
+	VPDPBUSD.BCST   232(DX), Z19, Z12
+	VPDPBUSD.BCST   236(DX), Z19, Z13
+	VPDPBUSD.BCST   240(DX), Z19, Z14
+	VPDPBUSD.BCST   244(DX), Z19, Z15
+	VPDPBUSD.BCST   248(DX), Z19, Z16
+	VPDPBUSD.BCST   252(DX), Z19, Z17
+	VCVTDQ2PS       Z2, Z2
+	VBROADCASTSS    256(DX), Z18
+	VMULPS          (SP), Z18, Z18
+	VFMADD231PS     Z2, Z18, Z3
+	VCVTDQ2PS       Z11, Z11
+	VBROADCASTSS    260(DX), Z2
+	VMULPS          (SP), Z2, Z2
+	VFMADD231PS     Z11, Z2, Z4
+	VCVTDQ2PS       Z12, Z12
+	VBROADCASTSS    264(DX), Z2
+	VMULPS          (SP), Z2, Z2
+	VFMADD231PS     Z12, Z2, Z5
+	VCVTDQ2PS       Z13, Z13
+	VBROADCASTSS    268(DX), Z2
+	VMULPS          (SP), Z2, Z2
+	VFMADD231PS     Z13, Z2, Z6
+	VCVTDQ2PS       Z14, Z14
+	VBROADCASTSS    272(DX), Z2
+	VMULPS          (SP), Z2, Z2
+	VFMADD231PS     Z14, Z2, Z7
+	VCVTDQ2PS       Z15, Z15
+	VBROADCASTSS    276(DX), Z2
+	VMULPS          (SP), Z2, Z2
+	VFMADD231PS     Z15, Z2, Z8
+	VCVTDQ2PS       Z16, Z16
+	VBROADCASTSS    280(DX), Z2
+	VMULPS          (SP), Z2, Z2
+	VFMADD231PS     Z16, Z2, Z9
+	VCVTDQ2PS       Z17, Z17
+	VBROADCASTSS    284(DX), Z2
+	VMULPS          (SP), Z2, Z2
+	VFMADD231PS     Z17, Z2, Z10
+	ADDQ            $0x00000080, AX
+	ADDQ            $0x00000080, CX
+	ADDQ            $0x00000140, DX
+	DECQ            SI
+	JNE             tiletable512x4x0block
+	TESTQ           BX, BX
+	JNE             tiletable512x4x0span
+	MOVQ            out+0(FP), AX
+	MOVQ            outStride+8(FP), CX
+	VMOVUPS         Z3, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z4, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z5, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z6, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z7, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z8, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z9, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z10, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512TileTable4x32(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C
+TEXT ·avx512TileTable4x32(SB), NOSPLIT, $328-72
+	MOVQ            data+16(FP), AX
+	MOVQ            panelStride+24(FP), CX
+	ADDQ            AX, CX
+	MOVQ            x+32(FP), DX
+	MOVQ            blocks+40(FP), BX
+	MOVQ            groups+56(FP), SI
+	MOVQ            SI, (SP)
+	MOVQ            table+64(FP), SI
+	MOVL            $0x0f0f0f0f, DI
+	VPBROADCASTD    DI, Z3
+	VBROADCASTI32X4 (SI), Z2
+	MOVL            $0x80808080, SI
+	VPBROADCASTD    SI, Z0
+	VPXORD          Z0, Z2, Z2
+	VPXORD          Z4, Z4, Z4
+	VPXORD          Z5, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+	VPXORD          Z9, Z9, Z9
+	VPXORD          Z10, Z10, Z10
+	VPXORD          Z11, Z11, Z11
+
+tiletable512x4x32span:
+	VCVTPH2PS (AX), Y0
+	VMOVUPS   Y0, 264(SP)
+	ADDQ      $0x10, AX
+	VCVTPH2PS (CX), Y0
+	VMOVUPS   Y0, 296(SP)
+	ADDQ      $0x10, CX
+	MOVQ      $0x0000000000000008, SI
+	CMPQ      SI, (SP)
+	CMOVQGT   (SP), SI
+	SUBQ      SI, (SP)
+	LEAQ      1(SI), R8
+	SHRQ      $0x01, R8
+	SHLQ      $0x03, R8
+	LEAQ      3(SI), SI
+	SHRQ      $0x02, SI
+	LEAQ      (AX)(R8*1), R9
+	LEAQ      8(SP), DI
+	MOVQ      SI, R10
+
+tiletable512x4x32spread0:
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R9), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R9
+	ADDQ         $0x20, DI
+	DECQ         R10
+	JNE          tiletable512x4x32spread0
+	MOVQ         R9, AX
+	LEAQ         (CX)(R8*1), R8
+	LEAQ         136(SP), DI
+
+tiletable512x4x32spread1:
+	VPERMQ       $0x50, (CX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R8), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, CX
+	ADDQ         $0x08, R8
+	ADDQ         $0x20, DI
+	DECQ         SI
+	JNE          tiletable512x4x32spread1
+	MOVQ         R8, CX
+	LEAQ         8(SP), DI
+	MOVQ         span+48(FP), SI
+	CMPQ         SI, BX
+	CMOVQGT      BX, SI
+	SUBQ         SI, BX
+
+tiletable512x4x32block:
+	VMOVQ           (DI), X0
+	VPINSRQ         $0x01, 128(DI), X0, X0
+	VPMOVSXBD       X0, Z0
+	VCVTDQ2PS       Z0, Z0
+	ADDQ            $0x08, DI
+	VPBROADCASTD    288(DX), Z1
+	VPBROADCASTD    292(DX), Z12
+	VPBROADCASTD    296(DX), Z13
+	VPBROADCASTD    300(DX), Z14
+	VPBROADCASTD    304(DX), Z15
+	VPBROADCASTD    308(DX), Z16
+	VPBROADCASTD    312(DX), Z17
+	VPBROADCASTD    316(DX), Z18
+	VBROADCASTI64X4 (CX), Z19
+	VINSERTI64X4    $0x00, (AX), Z19, Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z3, Z19, Z19
+	VPSHUFB         Z19, Z2, Z19
+	VPDPBUSD.BCST   (DX), Z19, Z1
+	VPDPBUSD.BCST   4(DX), Z19, Z12
+	VPDPBUSD.BCST   8(DX), Z19, Z13
+	VPDPBUSD.BCST   12(DX), Z19, Z14
+	VPDPBUSD.BCST   16(DX), Z19, Z15
+	VPDPBUSD.BCST   20(DX), Z19, Z16
+	VPDPBUSD.BCST   24(DX), Z19, Z17
+	VPDPBUSD.BCST   28(DX), Z19, Z18
+	VPANDD          Z3, Z20, Z20
+	VPSHUFB         Z20, Z2, Z20
+	VPDPBUSD.BCST   128(DX), Z20, Z1
+	VPDPBUSD.BCST   132(DX), Z20, Z12
+	VPDPBUSD.BCST   136(DX), Z20, Z13
+	VPDPBUSD.BCST   140(DX), Z20, Z14
+	VPDPBUSD.BCST   144(DX), Z20, Z15
+	VPDPBUSD.BCST   148(DX), Z20, Z16
+	VPDPBUSD.BCST   152(DX), Z20, Z17
+	VPDPBUSD.BCST   156(DX), Z20, Z18
+	VBROADCASTI64X4 32(CX), Z19
+	VINSERTI64X4    $0x00, 32(AX), Z19, Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z3, Z19, Z19
+	VPSHUFB         Z19, Z2, Z19
+	VPDPBUSD.BCST   32(DX), Z19, Z1
+	VPDPBUSD.BCST   36(DX), Z19, Z12
+	VPDPBUSD.BCST   40(DX), Z19, Z13
+	VPDPBUSD.BCST   44(DX), Z19, Z14
+	VPDPBUSD.BCST   48(DX), Z19, Z15
+	VPDPBUSD.BCST   52(DX), Z19, Z16
+	VPDPBUSD.BCST   56(DX), Z19, Z17
+	VPDPBUSD.BCST   60(DX), Z19, Z18
+	VPANDD          Z3, Z20, Z20
+	VPSHUFB         Z20, Z2, Z20
+	VPDPBUSD.BCST   160(DX), Z20, Z1
+	VPDPBUSD.BCST   164(DX), Z20, Z12
+	VPDPBUSD.BCST   168(DX), Z20, Z13
+	VPDPBUSD.BCST   172(DX), Z20, Z14
+	VPDPBUSD.BCST   176(DX), Z20, Z15
+	VPDPBUSD.BCST   180(DX), Z20, Z16
+	VPDPBUSD.BCST   184(DX), Z20, Z17
+	VPDPBUSD.BCST   188(DX), Z20, Z18
+	VBROADCASTI64X4 64(CX), Z19
+	VINSERTI64X4    $0x00, 64(AX), Z19, Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z3, Z19, Z19
+	VPSHUFB         Z19, Z2, Z19
+	VPDPBUSD.BCST   64(DX), Z19, Z1
+	VPDPBUSD.BCST   68(DX), Z19, Z12
+	VPDPBUSD.BCST   72(DX), Z19, Z13
+	VPDPBUSD.BCST   76(DX), Z19, Z14
+	VPDPBUSD.BCST   80(DX), Z19, Z15
+	VPDPBUSD.BCST   84(DX), Z19, Z16
+	VPDPBUSD.BCST   88(DX), Z19, Z17
+	VPDPBUSD.BCST   92(DX), Z19, Z18
+	VPANDD          Z3, Z20, Z20
+	VPSHUFB         Z20, Z2, Z20
+	VPDPBUSD.BCST   192(DX), Z20, Z1
+	VPDPBUSD.BCST   196(DX), Z20, Z12
+	VPDPBUSD.BCST   200(DX), Z20, Z13
+	VPDPBUSD.BCST   204(DX), Z20, Z14
+	VPDPBUSD.BCST   208(DX), Z20, Z15
+	VPDPBUSD.BCST   212(DX), Z20, Z16
+	VPDPBUSD.BCST   216(DX), Z20, Z17
+	VPDPBUSD.BCST   220(DX), Z20, Z18
+	VBROADCASTI64X4 96(CX), Z19
+	VINSERTI64X4    $0x00, 96(AX), Z19, Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z3, Z19, Z19
+	VPSHUFB         Z19, Z2, Z19
+	VPDPBUSD.BCST   96(DX), Z19, Z1
+	VPDPBUSD.BCST   100(DX), Z19, Z12
+	VPDPBUSD.BCST   104(DX), Z19, Z13
+	VPDPBUSD.BCST   108(DX), Z19, Z14
+	VPDPBUSD.BCST   112(DX), Z19, Z15
+	VPDPBUSD.BCST   116(DX), Z19, Z16
+	VPDPBUSD.BCST   120(DX), Z19, Z17
+	VPDPBUSD.BCST   124(DX), Z19, Z18
+	VPANDD          Z3, Z20, Z20
+	VPSHUFB         Z20, Z2, Z20
+	VPDPBUSD.BCST   224(DX), Z20, Z1
+	VPDPBUSD.BCST   228(DX), Z20, Z12
+	VPDPBUSD.BCST   232(DX), Z20, Z13
+	VPDPBUSD.BCST   236(DX), Z20, Z14
+	VPDPBUSD.BCST   240(DX), Z20, Z15
+	VPDPBUSD.BCST   244(DX), Z20, Z16
+	VPDPBUSD.BCST   248(DX), Z20, Z17
+	VPDPBUSD.BCST   252(DX), Z20, Z18
+	VCVTDQ2PS       Z1, Z1
+	VMULPS          Z0, Z1, Z1
+	VBROADCASTSS    256(DX), Z19
+	VMULPS          264(SP), Z19, Z19
+	VFMADD231PS     Z1, Z19, Z4
+	VCVTDQ2PS       Z12, Z12
+	VMULPS          Z0, Z12, Z12
+	VBROADCASTSS    260(DX), Z1
+	VMULPS          264(SP), Z1, Z1
+	VFMADD231PS     Z12, Z1, Z5
+	VCVTDQ2PS       Z13, Z13
+	VMULPS          Z0, Z13, Z13
+	VBROADCASTSS    264(DX), Z1
+	VMULPS          264(SP), Z1, Z1
+	VFMADD231PS     Z13, Z1, Z6
+	VCVTDQ2PS       Z14, Z14
+	VMULPS          Z0, Z14, Z14
+	VBROADCASTSS    268(DX), Z1
+	VMULPS          264(SP), Z1, Z1
+	VFMADD231PS     Z14, Z1, Z7
+	VCVTDQ2PS       Z15, Z15
+	VMULPS          Z0, Z15, Z15
+	VBROADCASTSS    272(DX), Z1
+	VMULPS          264(SP), Z1, Z1
+	VFMADD231PS     Z15, Z1, Z8
+	VCVTDQ2PS       Z16, Z16
+	VMULPS          Z0, Z16, Z16
+	VBROADCASTSS    276(DX), Z1
+	VMULPS          264(SP), Z1, Z1
+	VFMADD231PS     Z16, Z1, Z9
+	VCVTDQ2PS       Z17, Z17
+	VMULPS          Z0, Z17, Z17
+	VBROADCASTSS    280(DX), Z1
+	VMULPS          264(SP), Z1, Z1
+	VFMADD231PS     Z17, Z1, Z10
+	VCVTDQ2PS       Z18, Z18
+	VMULPS          Z0, Z18, Z18
+	VBROADCASTSS    284(DX), Z0
+	VMULPS          264(SP), Z0, Z0
+	VFMADD231PS     Z18, Z0, Z11
+	ADDQ            $0x00000080, AX
+	ADDQ            $0x00000080, CX
+	ADDQ            $0x00000140, DX
+	DECQ            SI
+	JNE             tiletable512x4x32block
+	TESTQ           BX, BX
+	JNE             tiletable512x4x32span
+	MOVQ            out+0(FP), AX
+	MOVQ            outStride+8(FP), CX
+	VMOVUPS         Z4, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z5, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z6, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z7, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z8, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z9, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z10, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z11, (AX)
+	VZEROUPPER
+	RET
+
+// func avx512TileTable4x16(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks int, span int, groups int, table *byte)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, F16C
+TEXT ·avx512TileTable4x16(SB), NOSPLIT, $328-72
+	MOVQ            data+16(FP), AX
+	MOVQ            panelStride+24(FP), CX
+	ADDQ            AX, CX
+	MOVQ            x+32(FP), DX
+	MOVQ            blocks+40(FP), BX
+	MOVQ            groups+56(FP), SI
+	MOVQ            SI, (SP)
+	MOVQ            table+64(FP), SI
+	MOVL            $0x0f0f0f0f, DI
+	VPBROADCASTD    DI, Z3
+	VBROADCASTI32X4 (SI), Z2
+	MOVL            $0x80808080, SI
+	VPBROADCASTD    SI, Z0
+	VPXORD          Z0, Z2, Z2
+	VPXORD          Z4, Z4, Z4
+	VPXORD          Z5, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+	VPXORD          Z9, Z9, Z9
+	VPXORD          Z10, Z10, Z10
+	VPXORD          Z11, Z11, Z11
+
+tiletable512x4x16span:
+	VCVTPH2PS (AX), Y0
+	VMOVUPS   Y0, 264(SP)
+	ADDQ      $0x10, AX
+	VCVTPH2PS (CX), Y0
+	VMOVUPS   Y0, 296(SP)
+	ADDQ      $0x10, CX
+	MOVQ      $0x0000000000000010, SI
+	CMPQ      SI, (SP)
+	CMOVQGT   (SP), SI
+	SUBQ      SI, (SP)
+	LEAQ      1(SI), R8
+	SHRQ      $0x01, R8
+	SHLQ      $0x03, R8
+	LEAQ      3(SI), SI
+	SHRQ      $0x02, SI
+	LEAQ      (AX)(R8*1), R9
+	LEAQ      8(SP), DI
+	MOVQ      SI, R10
+
+tiletable512x4x16spread0:
+	VPERMQ       $0x50, (AX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R9), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, AX
+	ADDQ         $0x08, R9
+	ADDQ         $0x20, DI
+	DECQ         R10
+	JNE          tiletable512x4x16spread0
+	MOVQ         R9, AX
+	LEAQ         (CX)(R8*1), R8
+	LEAQ         136(SP), DI
+
+tiletable512x4x16spread1:
+	VPERMQ       $0x50, (CX), Y0
+	VPSRLVQ      nibbleShifts<>+0(SB), Y0, Y0
+	VPAND        lowNibbles<>+0(SB), Y0, Y0
+	VPBROADCASTQ (R8), Y1
+	VPSRLVQ      pairShifts<>+0(SB), Y1, Y1
+	VPAND        lowPairs<>+0(SB), Y1, Y1
+	VPSLLW       $0x04, Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSUBB       subBias<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, (DI)
+	ADDQ         $0x10, CX
+	ADDQ         $0x08, R8
+	ADDQ         $0x20, DI
+	DECQ         SI
+	JNE          tiletable512x4x16spread1
+	MOVQ         R8, CX
+	LEAQ         8(SP), DI
+	MOVQ         span+48(FP), SI
+	CMPQ         SI, BX
+	CMOVQGT      BX, SI
+	SUBQ         SI, BX
+
+tiletable512x4x16block:
+	VMOVQ           (DI), X0
+	VPINSRQ         $0x01, 128(DI), X0, X0
+	VPMOVSXBD       X0, Z0
+	VCVTDQ2PS       Z0, Z0
+	ADDQ            $0x08, DI
+	VMOVQ           (DI), X1
+	VPINSRQ         $0x01, 128(DI), X1, X1
+	VPMOVSXBD       X1, Z1
+	VCVTDQ2PS       Z1, Z1
+	ADDQ            $0x08, DI
+	VPBROADCASTD    288(DX), Z12
+	VPBROADCASTD    292(DX), Z13
+	VPBROADCASTD    296(DX), Z14
+	VPBROADCASTD    300(DX), Z15
+	VPBROADCASTD    304(DX), Z16
+	VPBROADCASTD    308(DX), Z17
+	VPBROADCASTD    312(DX), Z18
+	VPBROADCASTD    316(DX), Z19
+	VPBROADCASTD    320(DX), Z20
+	VPBROADCASTD    324(DX), Z21
+	VPBROADCASTD    328(DX), Z22
+	VPBROADCASTD    332(DX), Z23
+	VPBROADCASTD    336(DX), Z24
+	VPBROADCASTD    340(DX), Z25
+	VPBROADCASTD    344(DX), Z26
+	VPBROADCASTD    348(DX), Z27
+	VBROADCASTI64X4 (CX), Z28
+	VINSERTI64X4    $0x00, (AX), Z28, Z28
+	VPSRLW          $0x04, Z28, Z29
+	VPANDD          Z3, Z28, Z28
+	VPSHUFB         Z28, Z2, Z28
+	VPDPBUSD.BCST   (DX), Z28, Z12
+	VPDPBUSD.BCST   4(DX), Z28, Z13
+	VPDPBUSD.BCST   8(DX), Z28, Z14
+	VPDPBUSD.BCST   12(DX), Z28, Z15
+	VPDPBUSD.BCST   16(DX), Z28, Z16
+	VPDPBUSD.BCST   20(DX), Z28, Z17
+	VPDPBUSD.BCST   24(DX), Z28, Z18
+	VPDPBUSD.BCST   28(DX), Z28, Z19
+	VPANDD          Z3, Z29, Z29
+	VPSHUFB         Z29, Z2, Z29
+	VPDPBUSD.BCST   128(DX), Z29, Z20
+	VPDPBUSD.BCST   132(DX), Z29, Z21
+	VPDPBUSD.BCST   136(DX), Z29, Z22
+	VPDPBUSD.BCST   140(DX), Z29, Z23
+	VPDPBUSD.BCST   144(DX), Z29, Z24
+	VPDPBUSD.BCST   148(DX), Z29, Z25
+	VPDPBUSD.BCST   152(DX), Z29, Z26
+	VPDPBUSD.BCST   156(DX), Z29, Z27
+	VBROADCASTI64X4 32(CX), Z28
+	VINSERTI64X4    $0x00, 32(AX), Z28, Z28
+	VPSRLW          $0x04, Z28, Z29
+	VPANDD          Z3, Z28, Z28
+	VPSHUFB         Z28, Z2, Z28
+	VPDPBUSD.BCST   32(DX), Z28, Z12
+	VPDPBUSD.BCST   36(DX), Z28, Z13
+	VPDPBUSD.BCST   40(DX), Z28, Z14
+	VPDPBUSD.BCST   44(DX), Z28, Z15
+	VPDPBUSD.BCST   48(DX), Z28, Z16
+	VPDPBUSD.BCST   52(DX), Z28, Z17
+	VPDPBUSD.BCST   56(DX), Z28, Z18
+	VPDPBUSD.BCST   60(DX), Z28, Z19
+	VPANDD          Z3, Z29, Z29
+	VPSHUFB         Z29, Z2, Z29
+	VPDPBUSD.BCST   160(DX), Z29, Z20
+	VPDPBUSD.BCST   164(DX), Z29, Z21
+	VPDPBUSD.BCST   168(DX), Z29, Z22
+	VPDPBUSD.BCST   172(DX), Z29, Z23
+	VPDPBUSD.BCST   176(DX), Z29, Z24
+	VPDPBUSD.BCST   180(DX), Z29, Z25
+	VPDPBUSD.BCST   184(DX), Z29, Z26
+	VPDPBUSD.BCST   188(DX), Z29, Z27
+	VBROADCASTI64X4 64(CX), Z28
+	VINSERTI64X4    $0x00, 64(AX), Z28, Z28
+	VPSRLW          $0x04, Z28, Z29
+	VPANDD          Z3, Z28, Z28
+	VPSHUFB         Z28, Z2, Z28
+	VPDPBUSD.BCST   64(DX), Z28, Z12
+	VPDPBUSD.BCST   68(DX), Z28, Z13
+	VPDPBUSD.BCST   72(DX), Z28, Z14
+	VPDPBUSD.BCST   76(DX), Z28, Z15
+	VPDPBUSD.BCST   80(DX), Z28, Z16
+	VPDPBUSD.BCST   84(DX), Z28, Z17
+	VPDPBUSD.BCST   88(DX), Z28, Z18
+	VPDPBUSD.BCST   92(DX), Z28, Z19
+	VPANDD          Z3, Z29, Z29
+	VPSHUFB         Z29, Z2, Z29
+	VPDPBUSD.BCST   192(DX), Z29, Z20
+	VPDPBUSD.BCST   196(DX), Z29, Z21
+	VPDPBUSD.BCST   200(DX), Z29, Z22
+	VPDPBUSD.BCST   204(DX), Z29, Z23
+	VPDPBUSD.BCST   208(DX), Z29, Z24
+	VPDPBUSD.BCST   212(DX), Z29, Z25
+	VPDPBUSD.BCST   216(DX), Z29, Z26
+	VPDPBUSD.BCST   220(DX), Z29, Z27
+	VBROADCASTI64X4 96(CX), Z28
+	VINSERTI64X4    $0x00, 96(AX), Z28, Z28
+	VPSRLW          $0x04, Z28, Z29
+	VPANDD          Z3, Z28, Z28
+	VPSHUFB         Z28, Z2, Z28
+	VPDPBUSD.BCST   96(DX), Z28, Z12
+	VPDPBUSD.BCST   100(DX), Z28, Z13
+	VPDPBUSD.BCST   104(DX), Z28, Z14
+	VPDPBUSD.BCST   108(DX), Z28, Z15
+	VPDPBUSD.BCST   112(DX), Z28, Z16
+	VPDPBUSD.BCST   116(DX), Z28, Z17
+	VPDPBUSD.BCST   120(DX), Z28, Z18
+	VPDPBUSD.BCST   124(DX), Z28, Z19
+	VPANDD          Z3, Z29, Z29
+	VPSHUFB         Z29, Z2, Z29
+	VPDPBUSD.BCST   224(DX), Z29, Z20
+	VPDPBUSD.BCST   228(DX), Z29, Z21
+	VPDPBUSD.BCST   232(DX), Z29, Z22
+	VPDPBUSD.BCST   236(DX), Z29, Z23
+	VPDPBUSD.BCST   240(DX), Z29, Z24
+	VPDPBUSD.BCST   244(DX), Z29, Z25
+	VPDPBUSD.BCST   248(DX), Z29, Z26
+	VPDPBUSD.BCST   252(DX), Z29, Z27
+	VCVTDQ2PS       Z12, Z12
+	VMULPS          Z0, Z12, Z12
+	VCVTDQ2PS       Z20, Z20
+	VFMADD231PS     Z1, Z20, Z12
+	VBROADCASTSS    256(DX), Z20
+	VMULPS          264(SP), Z20, Z20
+	VFMADD231PS     Z12, Z20, Z4
+	VCVTDQ2PS       Z13, Z13
+	VMULPS          Z0, Z13, Z13
+	VCVTDQ2PS       Z21, Z21
+	VFMADD231PS     Z1, Z21, Z13
+	VBROADCASTSS    260(DX), Z12
+	VMULPS          264(SP), Z12, Z12
+	VFMADD231PS     Z13, Z12, Z5
+	VCVTDQ2PS       Z14, Z14
+	VMULPS          Z0, Z14, Z14
+	VCVTDQ2PS       Z22, Z22
+	VFMADD231PS     Z1, Z22, Z14
+	VBROADCASTSS    264(DX), Z12
+	VMULPS          264(SP), Z12, Z12
+	VFMADD231PS     Z14, Z12, Z6
+	VCVTDQ2PS       Z15, Z15
+	VMULPS          Z0, Z15, Z15
+	VCVTDQ2PS       Z23, Z23
+	VFMADD231PS     Z1, Z23, Z15
+	VBROADCASTSS    268(DX), Z12
+	VMULPS          264(SP), Z12, Z12
+	VFMADD231PS     Z15, Z12, Z7
+	VCVTDQ2PS       Z16, Z16
+	VMULPS          Z0, Z16, Z16
+	VCVTDQ2PS       Z24, Z24
+	VFMADD231PS     Z1, Z24, Z16
+	VBROADCASTSS    272(DX), Z12
+	VMULPS          264(SP), Z12, Z12
+	VFMADD231PS     Z16, Z12, Z8
+	VCVTDQ2PS       Z17, Z17
+	VMULPS          Z0, Z17, Z17
+	VCVTDQ2PS       Z25, Z25
+	VFMADD231PS     Z1, Z25, Z17
+	VBROADCASTSS    276(DX), Z12
+	VMULPS          264(SP), Z12, Z12
+	VFMADD231PS     Z17, Z12, Z9
+	VCVTDQ2PS       Z18, Z18
+	VMULPS          Z0, Z18, Z18
+	VCVTDQ2PS       Z26, Z26
+	VFMADD231PS     Z1, Z26, Z18
+	VBROADCASTSS    280(DX), Z12
+	VMULPS          264(SP), Z12, Z12
+	VFMADD231PS     Z18, Z12, Z10
+	VCVTDQ2PS       Z19, Z19
+	VMULPS          Z0, Z19, Z19
+	VCVTDQ2PS       Z27, Z27
+	VFMADD231PS     Z1, Z27, Z19
+	VBROADCASTSS    284(DX), Z0
+	VMULPS          264(SP), Z0, Z0
+	VFMADD231PS     Z19, Z0, Z11
+	ADDQ            $0x00000080, AX
+	ADDQ            $0x00000080, CX
+	ADDQ            $0x00000160, DX
+	DECQ            SI
+	JNE             tiletable512x4x16block
+	TESTQ           BX, BX
+	JNE             tiletable512x4x16span
+	MOVQ            out+0(FP), AX
+	MOVQ            outStride+8(FP), CX
+	VMOVUPS         Z4, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z5, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z6, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z7, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z8, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z9, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z10, (AX)
+	ADDQ            CX, AX
+	VMOVUPS         Z11, (AX)
 	VZEROUPPER
 	RET
 

@@ -62,7 +62,7 @@ func tableAVX2(p panelArgs) {
 	first := min((tileTokens-p.first%tileTokens)%tileTokens, p.tokens)
 	end := first + (p.tokens-first)&^(tileTokens-1)
 	panels := p.panels &^ (widePanels - 1)
-	if !p.wide.valid || end == first || panels == 0 {
+	if !p.tiles.valid || end == first || panels == 0 {
 		tableTokens(p, 0, p.tokens, 0)
 		return
 	}
@@ -82,7 +82,7 @@ func (w *wideWork) multiply(p panelArgs, t, n, panels int) {
 	widen := widenLoop(p.scheme)
 	blocks := (p.cols + packed.Block - 1) / packed.Block
 	stride, columns, span := p.scheme.PanelBytes(p.cols), p.scheme.PanelBytes(packed.Super), p.scheme.Span()/packed.Block
-	x := p.wide.data[(p.first+t)*blocks*wideWords:]
+	x := p.tiles.data[(p.first+t)*blocks*wideWords:]
 	const pair = widePanels * packed.Panel
 	w.sums = grow(w.sums, panels*packed.Panel*n)
 	for from := 0; from < blocks; from += wideBlocks { // the activations of so many columns then stay near while panels pass by

@@ -83,7 +83,7 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 		j.halves = j.halves || p.w.form != nil && p.w.form.Layout == kernel.Super6
 		if scheme, ok := p.w.scheme(); ok && j.coarse {
 			j.halves = j.halves || e.kernels.Halved(scheme)
-			j.tiles |= kernel.Tiled(scheme)
+			j.tiles |= e.kernels.Tiled(scheme)
 		}
 		for i := range p.w.shares {
 			e.counts[i] += p.w.shares[i].units()
@@ -94,7 +94,11 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 		e.pool.Run(tokens, s.steps.quantize)
 	}
 	if j.tiles != 0 {
-		e.pool.Run(e.kernels.Tile(&s.codes, j.tiles), s.steps.arrange)
+		n := e.kernels.Tile(&s.codes, j.tiles)
+		if j.rest {
+			e.kernels.Tile(&s.rest, j.tiles)
+		}
+		e.pool.Run(n, s.steps.arrange)
 	}
 	if j.fine {
 		e.pool.Run(e.kernels.TileFine(&s.fine), s.steps.arrangeFine)
@@ -168,7 +172,13 @@ func (s *Session) quantizeRow(worker, t int) {
 }
 
 // arrangeTile and arrangeFineTile prepare a tile of tokens for packed matrices.
-func (s *Session) arrangeTile(_, tile int)     { s.engine.kernels.Arrange(&s.codes, tile) }
+func (s *Session) arrangeTile(_, tile int) {
+	s.engine.kernels.Arrange(&s.codes, tile)
+	if s.job.rest {
+		s.engine.kernels.Arrange(&s.rest, tile)
+	}
+}
+
 func (s *Session) arrangeFineTile(_, tile int) { s.engine.kernels.ArrangeFine(&s.fine, tile) }
 
 // partRow copies the input of a token into parts of sliverDepth columns, [parts][tokens][sliverApart].

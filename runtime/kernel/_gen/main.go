@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 
 	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
@@ -45,6 +44,7 @@ func main() {
 	}
 	tables()
 	tables512()
+	tiles512()
 	wides()
 	slivers()
 	dot()
@@ -322,24 +322,15 @@ func panels(c codes, tokens, panels int) {
 }
 
 // prefetch asks for the weights that a loop of one token reads prefetchAhead bytes later: they are read once, from memory, and the
-// processor's own prefetching stops at the end of a page. size is what a block of a panel has of codes; its scales may make a line more.
-func prefetch(base []reg.GPVirtual, size int) {
-	for _, b := range base {
-		for line := 0; line < size+extra; line += 64 {
-			switch os.Getenv("PF") {
-			case "nta":
-				PREFETCHNTA(at(b, ahead+line))
-			case "t0":
-				PREFETCHT0(at(b, ahead+line))
-			case "none":
-			default:
-				PREFETCHT1(at(b, ahead+line))
-			}
+// processor's own prefetching stops at the end of a page. size is what a block of a panel has of codes; scales between blocks make their
+// distance longer, so that without a line more some would be passed over.
+func prefetch(bases []reg.GPVirtual, size int) {
+	for _, base := range bases {
+		for line := 0; line < size+64; line += 64 {
+			PREFETCHT0(at(base, prefetchAhead+line))
 		}
 	}
 }
-
-var ahead, extra = func() (a, b int) { a, _ = strconv.Atoi(os.Getenv("AHEAD")); b, _ = strconv.Atoi(os.Getenv("EXTRA")); return }()
 
 // prefetchAhead is how many bytes of weights lie between what is multiplied and what is asked for: more only fills the
 // few buffers for lines under way, and asks at the end of a stream for more that is not needed.

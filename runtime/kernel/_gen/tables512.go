@@ -49,19 +49,7 @@ func tablePanels512(bits, group, tokens int) {
 		t.groups, t.at, t.spread = AllocLocal(8), GP64(), AllocLocal(len(bases)*spreadBytes)
 		MOVQ(Load(Param("groups"), GP64()), t.groups)
 	}
-	constant := func(value uint32) reg.VecVirtual {
-		r, v := GP32(), ZMM()
-		MOVL(U32(value), r)
-		VPBROADCASTD(r, v)
-		return v
-	}
-	l := lookUp512{bits: bits, entries: ZMM(), mask: constant(0x0f0f0f0f)}
-	if bits == 3 {
-		l.mask, l.third = constant(0x03030303), constant(0x04040404)
-	}
-	table := Load(Param("table"), GP64())
-	VBROADCASTI32X4(Mem{Base: table}, l.entries)
-	VPXORD(constant(0x80808080), l.entries, l.entries)
+	l := newLookUp512(bits, Load(Param("table"), GP64()))
 	var offset reg.VecVirtual
 	var even reg.OpmaskVirtual
 	if group == 16 {
@@ -70,7 +58,7 @@ func tablePanels512(bits, group, tokens int) {
 		MOVL(U32(0x55555555), words)
 		KMOVD(words, even)
 	} else {
-		offset = constant(0x43000000) // 128
+		offset = constant512(0x43000000) // 128
 	}
 
 	acc := wide(tokens)
@@ -172,13 +160,21 @@ type lookUp512 struct {
 	entries, mask, third reg.VecVirtual
 }
 
+// newLookUp512 reads the table, whose entries it makes unsigned by adding 128.
+func newLookUp512(bits int, table reg.Register) lookUp512 {
+	l := lookUp512{bits: bits, entries: ZMM(), mask: constant512(0x0f0f0f0f)}
+	if bits == 3 {
+		l.mask, l.third = constant512(0x03030303), constant512(0x04040404)
+	}
+	VBROADCASTI32X4(Mem{Base: table}, l.entries)
+	VPXORD(constant512(0x80808080), l.entries, l.entries)
+	return l
+}
+
 // each looks up a block, four columns at a time: do is given them and the first one's number.
 func (l lookUp512) each(bases []reg.GPVirtual, do func(w reg.VecVirtual, column int)) {
 	load := func(disp int) reg.VecVirtual {
-		w := ZMM()
-		VMOVDQU32(at(bases[0], disp), w.AsY())
-		VINSERTI64X4(Imm(1), at(bases[1], disp), w, w)
-		return w
+		return load512(bases[0], bases[1], disp)
 	}
 	if l.bits == 4 {
 		for v := range 4 {
