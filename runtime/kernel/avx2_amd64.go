@@ -29,7 +29,7 @@ func machineSets() []*Set {
 	}
 	avx512 := avx2
 	avx512.Name, avx512.panel4, avx512.panel8, avx512.mulSliver = "avx512", panel4AVX512, panel8AVX512, mulSliverAVX512
-	avx512.panelTable, avx512.halved = tableAVX512, halved
+	avx512.panelTable, avx512.halved, avx512.panelBoth = tableAVX512, halved, panelBothAVX512
 	avx512.tiled, avx512.widen = tiledAVX512, nil
 	avx512.quantizeFine, avx512.panelFine = nil, nil // two products of int8 in one instruction each are faster
 	return []*Set{&avx2, &avx512}

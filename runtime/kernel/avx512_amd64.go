@@ -21,6 +21,33 @@ func panel8AVX512(p panelArgs) {
 	panelsAVX512(p, panel8AVX2, avx512Tile8, avx512Panel8x1, avx512Panel8x4, 1, bias)
 }
 
+// panelBothAVX512 takes panels by twos, of two streams as pairs512 does.
+func panelBothAVX512(p panelArgs) {
+	blocks := (p.cols + packed.Block - 1) / packed.Block
+	if blocks == 0 {
+		panelGeneric(p)
+		return
+	}
+	factor, bias := float32(0), float32(128)
+	if p.scheme.Asym {
+		factor, bias = 1, 0
+	}
+	size, group := p.scheme.PanelBytes(p.cols), p.scheme.Group/packed.Block
+	pairs512(p, func(i, apart, _, _ int) {
+		avx512Both8(&p.out[i*packed.Panel], 4*apart*packed.Panel, &p.data[i*size], apart*size,
+			&p.q[0], &p.rest.q[0], &p.scale[0], &p.rest.scale[0], &p.sum[0], &p.rest.sum[0], blocks, group, factor, bias)
+	})
+	p.lastPanel(func(p panelArgs) {
+		panel8AVX2(p)
+		first := *(*[packed.Panel]float32)(p.out)
+		p.q, p.scale, p.sum = p.rest.q, p.rest.scale, p.rest.sum
+		panel8AVX2(p)
+		for i, v := range first {
+			p.out[i] += v
+		}
+	})
+}
+
 // tile512 is the signature of the loops over two panels and a tile of tokens.
 type tile512 func(out *float32, outStride int, data *byte, panelStride int, x *uint32, blocks, group int)
 

@@ -95,9 +95,21 @@ func (s *Set) MulPanelsFine(out []float32, stride int, m packed.Matrix, p, panel
 		}, m, p)
 		return
 	}
-	s.MulPanels(out, stride, m, p, panels, &f.first, first, n)
+	s.MulPanelsBoth(out, stride, m, p, panels, &f.first, &f.rest, first, n, scratch)
+}
+
+// MulPanelsBoth is MulPanels with the sum of two planes, such as QuantizeRest makes the second of. scratch has 8·panels·n elements.
+func (s *Set) MulPanelsBoth(out []float32, stride int, m packed.Matrix, p, panels int, a, rest *Activations, first, n int, scratch []float32) {
+	if n == 1 && s.panelBoth != nil && m.Scheme.Bits == 8 {
+		args := s.panelArgs(out, stride, m, p, panels, a, first, n)
+		more := s.panelArgs(nil, 0, m, p, panels, rest, first, n)
+		args.rest = plane{q: more.q, scale: more.scale, sum: more.sum}
+		s.mulPanels(s.panelBoth, args, m, p)
+		return
+	}
+	s.MulPanels(out, stride, m, p, panels, a, first, n)
 	rows := min(panels*packed.Panel, m.Rows-p*packed.Panel)
-	s.MulPanels(scratch, rows, m, p, panels, &f.rest, first, n)
+	s.MulPanels(scratch, rows, m, p, panels, rest, first, n)
 	for t := range n {
 		s.Axpy(1, scratch[t*rows:(t+1)*rows], out[t*stride:])
 	}

@@ -30,6 +30,8 @@ type Set struct {
 	// quantizeFine and panelFine are the same for Fine, codes as int16; nil where the set keeps planes of int8.
 	quantizeFine func(q []int16, scale, sum, x []float32)
 	panelFine    func(p panelArgs)
+	// panelBoth is panel8 for one token whose activations are two planes: see MulPanelsBoth. nil where there is no such loop.
+	panelBoth func(p panelArgs)
 	// tiled gives the tiles of tokens that the loops take where activations are arranged in them; nil where there are none.
 	tiled func(packed.Scheme) Tiles
 	// widen lays out the codes and scales of four tokens for panelTable; nil without such tiles.
@@ -187,12 +189,19 @@ type panelArgs struct {
 	fine       []int16 // in place of q, as in Fine
 	scale, sum []float32
 	halves     []int16 // where the set needs them
+	rest       plane   // the second one, for panelBoth
 	tokens     int
 	tiles      tiling // of all tokens there are, as Tiled says
 	first      int    // which of them is the first here
 
 	out    []float32 // out[token·stride + 8·panel + row] is set, row < 8
 	stride int
+}
+
+// plane is codes, scales and sums as in Activations.
+type plane struct {
+	q          []int8
+	scale, sum []float32
 }
 
 // tails are the places for a last panel's results: loops are called by their values, so that a variable would be
@@ -205,6 +214,19 @@ var tails = sync.Pool{New: func() any { return new([packed.Panel]float32) }}
 //
 // for all rows r < 8·panels that m has. a.Cols must be m.Cols. Where Halved says so for m's scheme, Halve has been called for the tokens.
 func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels int, a *Activations, first, n int) {
+	args := s.panelArgs(out, stride, m, p, panels, a, first, n)
+	loop := s.panel4
+	switch {
+	case byTable(m.Scheme):
+		loop, args.table = s.panelTable, table(m)
+	case m.Scheme.Bits == 8:
+		loop = s.panel8
+	}
+	s.mulPanels(loop, args, m, p)
+}
+
+// panelArgs is what loops of MulPanels are given.
+func (s *Set) panelArgs(out []float32, stride int, m packed.Matrix, p, panels int, a *Activations, first, n int) panelArgs {
 	b := a.Blocks
 	args := panelArgs{
 		scheme: m.Scheme, data: m.Panels(p, panels), panels: panels, cols: m.Cols,
@@ -218,14 +240,7 @@ func (s *Set) MulPanels(out []float32, stride int, m packed.Matrix, p, panels in
 	if s.Halved(m.Scheme) {
 		args.halves = a.Halves[2*first*b : 2*(first+n)*b]
 	}
-	loop := s.panel4
-	switch {
-	case byTable(m.Scheme):
-		loop, args.table = s.panelTable, table(m)
-	case m.Scheme.Bits == 8:
-		loop = s.panel8
-	}
-	s.mulPanels(loop, args, m, p)
+	return args
 }
 
 // Halved reports whether products with a matrix of the scheme need the sums of halves of blocks, as Halve sets them.

@@ -94,6 +94,11 @@ func avx512Panel8x1(out *float32, outStride int, data *byte, panelStride int, q 
 //go:noescape
 func avx512Panel8x4(out *float32, outStride int, data *byte, panelStride int, q *int8, scale *float32, sum *float32, blocks int, group int, asym bool, zeroFactor float32, zeroBias float32)
 
+// avx512Both8 multiplies 2 panels of 8-bit codes with the sum of two planes of a token; strides are in bytes, group is in blocks. Without zero points zeroFactor is 0.
+//
+//go:noescape
+func avx512Both8(out *float32, outStride int, data *byte, panelStride int, q *int8, restQ *int8, scale *float32, restScale *float32, sum *float32, restSum *float32, blocks int, group int, zeroFactor float32, zeroBias float32)
+
 // avx2Table3x0x1x1 multiplies panels of 3-bit codes (1 at once) with 1 tokens; strides are in bytes, span in blocks.
 //
 //go:noescape

@@ -4154,6 +4154,132 @@ w8x4block:
 	VZEROUPPER
 	RET
 
+// func avx512Both8(out *float32, outStride int, data *byte, panelStride int, q *int8, restQ *int8, scale *float32, restScale *float32, sum *float32, restSum *float32, blocks int, group int, zeroFactor float32, zeroBias float32)
+// Requires: AVX, AVX2, AVX512F, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·avx512Both8(SB), NOSPLIT, $0-104
+	MOVQ         data+16(FP), AX
+	MOVQ         panelStride+24(FP), CX
+	ADDQ         AX, CX
+	MOVQ         q+32(FP), DX
+	MOVQ         scale+48(FP), BX
+	MOVQ         sum+64(FP), SI
+	MOVQ         restQ+40(FP), DI
+	MOVQ         restScale+56(FP), R8
+	MOVQ         restSum+72(FP), R9
+	MOVQ         blocks+80(FP), R10
+	MOVL         $0x80808080, R11
+	VPBROADCASTD R11, Z0
+	VPXORD       Z1, Z1, Z1
+	VPXORD       Z2, Z2, Z2
+
+both512group:
+	MOVQ         group+88(FP), R11
+	CMPQ         R11, R10
+	CMOVQGT      R10, R11
+	SUBQ         R11, R10
+	VCVTPH2PS    (AX), Y3
+	VCVTPH2PS    (CX), Y5
+	VINSERTF64X4 $0x01, Y5, Z3, Z3
+	ADDQ         $0x10, AX
+	ADDQ         $0x10, CX
+	VBROADCASTSS zeroFactor+96(FP), Z7
+	VBROADCASTSS zeroBias+100(FP), Z4
+	VMOVD        X7, R12
+	TESTL        R12, R12
+	JE           both512block
+	VPMOVZXBD    (AX), Y6
+	VPMOVZXBD    (CX), Y5
+	VINSERTF64X4 $0x01, Y5, Z6, Z6
+	VCVTDQ2PS    Z6, Z6
+	VFMADD231PS  Z7, Z6, Z4
+	ADDQ         $0x08, AX
+	ADDQ         $0x08, CX
+
+both512block:
+	PREFETCHT0        2048(AX)
+	PREFETCHT0        2112(AX)
+	PREFETCHT0        2176(AX)
+	PREFETCHT0        2240(AX)
+	PREFETCHT0        2304(AX)
+	PREFETCHT0        2048(CX)
+	PREFETCHT0        2112(CX)
+	PREFETCHT0        2176(CX)
+	PREFETCHT0        2240(CX)
+	PREFETCHT0        2304(CX)
+	VPXORD            Z8, Z8, Z8
+	VPXORD            Z9, Z9, Z9
+	VPXORD            Z10, Z10, Z10
+	VPXORD            Z11, Z11, Z11
+	VBROADCASTI64X4   (CX), Z5
+	VINSERTI64X4      $0x00, (AX), Z5, Z5
+	VPXORD            Z0, Z5, Z5
+	VPDPBUSD.BCST     (DX), Z5, Z8
+	VPDPBUSD.BCST     (DI), Z5, Z10
+	VBROADCASTI64X4   32(CX), Z5
+	VINSERTI64X4      $0x00, 32(AX), Z5, Z5
+	VPXORD            Z0, Z5, Z5
+	VPDPBUSD.BCST     4(DX), Z5, Z9
+	VPDPBUSD.BCST     4(DI), Z5, Z11
+	VBROADCASTI64X4   64(CX), Z5
+	VINSERTI64X4      $0x00, 64(AX), Z5, Z5
+	VPXORD            Z0, Z5, Z5
+	VPDPBUSD.BCST     8(DX), Z5, Z8
+	VPDPBUSD.BCST     8(DI), Z5, Z10
+	VBROADCASTI64X4   96(CX), Z5
+	VINSERTI64X4      $0x00, 96(AX), Z5, Z5
+	VPXORD            Z0, Z5, Z5
+	VPDPBUSD.BCST     12(DX), Z5, Z9
+	VPDPBUSD.BCST     12(DI), Z5, Z11
+	VBROADCASTI64X4   128(CX), Z5
+	VINSERTI64X4      $0x00, 128(AX), Z5, Z5
+	VPXORD            Z0, Z5, Z5
+	VPDPBUSD.BCST     16(DX), Z5, Z8
+	VPDPBUSD.BCST     16(DI), Z5, Z10
+	VBROADCASTI64X4   160(CX), Z5
+	VINSERTI64X4      $0x00, 160(AX), Z5, Z5
+	VPXORD            Z0, Z5, Z5
+	VPDPBUSD.BCST     20(DX), Z5, Z9
+	VPDPBUSD.BCST     20(DI), Z5, Z11
+	VBROADCASTI64X4   192(CX), Z5
+	VINSERTI64X4      $0x00, 192(AX), Z5, Z5
+	VPXORD            Z0, Z5, Z5
+	VPDPBUSD.BCST     24(DX), Z5, Z8
+	VPDPBUSD.BCST     24(DI), Z5, Z10
+	VBROADCASTI64X4   224(CX), Z5
+	VINSERTI64X4      $0x00, 224(AX), Z5, Z5
+	VPXORD            Z0, Z5, Z5
+	VPDPBUSD.BCST     28(DX), Z5, Z9
+	VPDPBUSD.BCST     28(DI), Z5, Z11
+	VPADDD            Z9, Z8, Z8
+	VCVTDQ2PS         Z8, Z8
+	VFNMADD231PS.BCST (SI), Z4, Z8
+	VMULPS.BCST       (BX), Z3, Z5
+	VFMADD231PS       Z8, Z5, Z1
+	ADDQ              $0x20, DX
+	ADDQ              $0x04, BX
+	ADDQ              $0x04, SI
+	VPADDD            Z11, Z10, Z10
+	VCVTDQ2PS         Z10, Z10
+	VFNMADD231PS.BCST (R9), Z4, Z10
+	VMULPS.BCST       (R8), Z3, Z5
+	VFMADD231PS       Z10, Z5, Z2
+	ADDQ              $0x20, DI
+	ADDQ              $0x04, R8
+	ADDQ              $0x04, R9
+	ADDQ              $0x00000100, AX
+	ADDQ              $0x00000100, CX
+	DECQ              R11
+	JNE               both512block
+	TESTQ             R10, R10
+	JNE               both512group
+	VADDPS            Z2, Z1, Z1
+	MOVQ              out+0(FP), AX
+	MOVQ              outStride+8(FP), CX
+	VMOVUPS           Y1, (AX)
+	VEXTRACTF64X4     $0x01, Z1, (AX)(CX*1)
+	VZEROUPPER
+	RET
+
 // func avx2Table3x0x1x1(out *float32, outStride int, data *byte, dataStride int, q *int8, scale *float32, blocks int, span int, groups int, table *byte)
 // Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
 TEXT ·avx2Table3x0x1x1(SB), NOSPLIT, $0-80

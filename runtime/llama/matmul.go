@@ -234,8 +234,12 @@ func (s *Session) multiplyPanels(p *product, own *share, unit, tokens, stride in
 		w.tile = room(w.tile, e.kernels.FineScratch(panels, tokens))
 		e.kernels.MulPanelsFine(out, stride, *own.matrix, panel, panels, &s.fine, 0, tokens, w.tile)
 	case roundInt16:
+		w.tile = room(w.tile, tokens*panels*packed.Panel)
+		if own.foreign == nil {
+			e.kernels.MulPanelsBoth(out, stride, *own.matrix, panel, panels, &s.codes, &s.rest, 0, tokens, w.tile)
+			break
+		}
 		e.mulPanels(out, stride, own, panel, panels, &s.codes, tokens)
-		w.tile = room(w.tile, tokens*rows)
 		e.mulPanels(w.tile, rows, own, panel, panels, &s.rest, tokens)
 		for t := range tokens {
 			e.kernels.Axpy(1, w.tile[t*rows:(t+1)*rows], out[t*stride:])

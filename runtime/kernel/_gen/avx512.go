@@ -165,3 +165,88 @@ func addresses(base, stride reg.Register, tokens int) func(t, disp int) Mem {
 	third := beyond(base, stride, tokens)
 	return func(t, disp int) Mem { return token(base, stride, third, t, disp) }
 }
+
+// both512 is panels512 for 8-bit codes and one token whose activations are two planes: weights, which come from memory, are read once for
+// both. Each plane has a sum of its own, as if it were multiplied alone.
+func both512() {
+	name := "avx512Both8"
+	function(name, "func(out *float32, outStride int, data *byte, panelStride int, q, restQ *int8, scale, restScale, sum, restSum *float32, blocks, group int, zeroFactor, zeroBias float32)",
+		name+" multiplies 2 panels of 8-bit codes with the sum of two planes of a token; strides are in bytes, group is in blocks. Without zero points zeroFactor is 0.")
+	data, second := Load(Param("data"), GP64()).(reg.GPVirtual), Load(Param("panelStride"), GP64()).(reg.GPVirtual)
+	ADDQ(data, second)
+	planes := [2]plane{{Load(Param("q"), GP64()), Load(Param("scale"), GP64()), Load(Param("sum"), GP64())},
+		{Load(Param("restQ"), GP64()), Load(Param("restScale"), GP64()), Load(Param("restSum"), GP64())}}
+	blocks, n := Load(Param("blocks"), GP64()), GP64()
+	mask := constant512(0x80808080)
+	acc := wide(2)
+	for _, a := range acc {
+		VPXORD(a, a, a)
+	}
+	s, zero, t, z, f := ZMM(), ZMM(), YMM(), ZMM(), ZMM()
+
+	Label("both512group")
+	Load(Param("group"), n)
+	CMPQ(n, blocks)
+	CMOVQGT(blocks, n)
+	SUBQ(n, blocks)
+	VCVTPH2PS(at(data, 0), s.AsY())
+	VCVTPH2PS(at(second, 0), t)
+	VINSERTF64X4(Imm(1), t, s, s)
+	ADDQ(Imm(16), data)
+	ADDQ(Imm(16), second)
+	VBROADCASTSS(NewParamAddr("zeroFactor", bothFactorOffset), f)
+	VBROADCASTSS(NewParamAddr("zeroBias", bothFactorOffset+4), zero)
+	factor := GP32()
+	VMOVD(f.AsX(), factor)
+	TESTL(factor, factor)
+	JE(LabelRef("both512block"))
+	VPMOVZXBD(at(data, 0), z.AsY())
+	VPMOVZXBD(at(second, 0), t)
+	VINSERTF64X4(Imm(1), t, z, z)
+	VCVTDQ2PS(z, z)
+	VFMADD231PS(f, z, zero)
+	ADDQ(Imm(8), data)
+	ADDQ(Imm(8), second)
+
+	Label("both512block")
+	prefetch([]reg.GPVirtual{data, second}, 8*block)
+	dots := [2][]reg.VecVirtual{wide(2), wide(2)} // of a plane two, which need not wait for each other
+	for _, d := range dots {
+		VPXORD(d[0], d[0], d[0])
+		VPXORD(d[1], d[1], d[1])
+	}
+	for v := range 8 {
+		w := load512(data, second, 32*v)
+		VPXORD(mask, w, w)
+		for i, p := range planes {
+			VPDPBUSD_BCST(at(p.q, 4*v), w, dots[i][v%2])
+		}
+	}
+	for i, p := range planes {
+		d, g := dots[i][0], ZMM()
+		VPADDD(dots[i][1], d, d)
+		VCVTDQ2PS(d, d)
+		VFNMADD231PS_BCST(at(p.sum, 0), zero, d)
+		VMULPS_BCST(at(p.scale, 0), s, g)
+		VFMADD231PS(d, g, acc[i])
+		ADDQ(Imm(block), p.q)
+		ADDQ(Imm(4), p.scale)
+		ADDQ(Imm(4), p.sum)
+	}
+	ADDQ(U32(8*block), data)
+	ADDQ(U32(8*block), second)
+	DECQ(n)
+	JNE(LabelRef("both512block"))
+	TESTQ(blocks, blocks)
+	JNE(LabelRef("both512group"))
+	VADDPS(acc[1], acc[0], acc[0])
+	store512(acc[:1])
+	VZEROUPPER()
+	RET()
+}
+
+// plane is where the codes, scales and sums of one are.
+type plane struct{ q, scale, sum reg.Register }
+
+// bothFactorOffset is that of a parameter in the frame; the assembler's vet checks it against its name.
+const bothFactorOffset = 96

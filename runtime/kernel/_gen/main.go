@@ -42,6 +42,7 @@ func main() {
 		panels512(bits, 1)
 		panels512(bits, 4)
 	}
+	both512()
 	tables()
 	tables512()
 	tiles512()
