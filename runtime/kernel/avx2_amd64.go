@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"github.com/klauspost/cpuid/v2"
 	"golang.org/x/sys/cpu"
 
 	"qtool/formats/half"
@@ -11,7 +12,7 @@ import (
 
 // machineSets lists the sets beyond the portable one that the machine can run, fastest last.
 func machineSets() []*Set {
-	if !cpu.X86.HasAVX2 || !cpu.X86.HasFMA || !hasF16C() {
+	if !cpu.X86.HasAVX2 || !cpu.X86.HasFMA || !cpuid.CPU.Supports(cpuid.F16C) {
 		return nil
 	}
 	avx2 := Set{
@@ -30,6 +31,7 @@ func machineSets() []*Set {
 	avx512 := avx2
 	avx512.Name, avx512.panel4, avx512.panel8, avx512.mulSliver = "avx512", panel4AVX512, panel8AVX512, mulSliverAVX512
 	avx512.panelTable, avx512.halved, avx512.panelBoth = tableAVX512, halved, panelBothAVX512
+	avx512.mulSlivers = mulSliversAVX512
 	avx512.tiled, avx512.widen = tiledAVX512, nil
 	avx512.quantizeFine, avx512.panelFine = nil, nil // two products of int8 in one instruction each are faster
 	return []*Set{&avx2, &avx512}

@@ -222,3 +222,17 @@ func mulSliverAVX512(out []float32, stride int, a []float32, aStride, rows int, 
 		}
 	}
 }
+
+// mulSliversAVX512 takes rows by twelves, and multiplies the rest with one sliver after the other.
+func mulSliversAVX512(out []float32, stride int, a []float32, aStride, rows int, slivers []float32, sliverStride, n int, add bool) {
+	i := 0
+	for ; i+12 <= rows; i += 12 {
+		avx512Slivers12(&out[i*stride], 4*stride, &a[i*aStride], 4*aStride, &slivers[0], 4*sliverStride, n, add)
+	}
+	if i == rows {
+		return
+	}
+	for j := range 2 {
+		mulSliverAVX512(out[i*stride+j*SliverWidth:], stride, a[i*aStride:], aStride, rows-i, slivers[j*sliverStride:], SliverWidth, n, add)
+	}
+}

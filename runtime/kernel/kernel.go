@@ -46,6 +46,8 @@ type Set struct {
 	// mulSliver multiplies rows of float32 with a sliver, and transpose turns rows for it: see MulSliver and Transpose.
 	mulSliver func(out []float32, stride int, a []float32, aStride, rows int, sliver []float32, cols, n int, add bool)
 	transpose func(to []float32, toStride int, b []float32, stride, rows, n int)
+	// mulSlivers multiplies with two whole slivers; nil where that is no faster.
+	mulSlivers func(out []float32, stride int, a []float32, aStride, rows int, slivers []float32, sliverStride, n int, add bool)
 	// mulRows multiplies rows as they are stored with a vector: see MulRows.
 	mulRows func(out []float32, d formats.DType, rows *[SliverWidth][]byte, from int, x []float32, add bool) bool
 

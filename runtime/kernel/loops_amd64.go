@@ -374,6 +374,11 @@ func avx512Sliver8(out *float32, outStride int, a *float32, aStride int, sliver 
 //go:noescape
 func avx512Sliver14(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)
 
+// avx512Slivers12 multiplies 12 rows of n float32, n not 0, with two slivers, and adds to out what was there if add is set; strides are in bytes.
+//
+//go:noescape
+func avx512Slivers12(out *float32, outStride int, a *float32, aStride int, sliver *float32, sliverStride int, n int, add bool)
+
 // avx2Transpose turns 8 rows of n float32, a multiple of 8 that is not 0, into columns; strides are in bytes.
 //
 //go:noescape

@@ -72,6 +72,24 @@ func (s *Set) MulSliver(out []float32, stride int, a []float32, aStride, rows in
 	s.mulSliver(out, stride, a, aStride, rows, sliver, cols, n, add)
 }
 
+// MulSlivers is MulSliver for neighbouring slivers, of cols rows in all, the first element of one sliverStride after that of the one before.
+func (s *Set) MulSlivers(out []float32, stride int, a []float32, aStride, rows int, slivers []float32, sliverStride, cols, n int, add bool) {
+	if rows == 0 {
+		return
+	}
+	j := 0
+	if s.mulSlivers != nil && n > 0 {
+		for ; j+2*SliverWidth <= cols; j += 2 * SliverWidth {
+			pair := slivers[j/SliverWidth*sliverStride:]
+			pair = pair[:sliverStride+n*SliverWidth]
+			s.mulSlivers(out[j:(rows-1)*stride+j+2*SliverWidth], stride, a[:(rows-1)*aStride+n], aStride, rows, pair, sliverStride, n, add)
+		}
+	}
+	for ; j < cols; j += SliverWidth {
+		s.MulSliver(out[j:], stride, a, aStride, rows, slivers[j/SliverWidth*sliverStride:], min(SliverWidth, cols-j), n, add)
+	}
+}
+
 // MulRows multiplies columns from … from+len(x)-1 of SliverWidth rows of plain weights, given by their stored bytes, with one vector: the same
 // sums, to the bit, as MulSliver makes of one row of a and a sliver of the rows, without laying that out. It does nothing and reports false
 // for vectors that are no multiple of eight, and for types that it does not know.

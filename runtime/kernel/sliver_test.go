@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -174,5 +175,31 @@ func BenchmarkSliver(b *testing.B) {
 			}
 			b.ReportMetric(n*kernel.SliverWidth*float64(b.N)/b.Elapsed().Seconds()/1e9, "G/s")
 		})
+	}
+}
+
+// TestMulSlivers: several slivers at once give the bits of one after the other, and nothing else is written.
+func TestMulSlivers(t *testing.T) {
+	const width = kernel.SliverWidth
+	r := rand.New(rand.NewPCG(71, 72))
+	for _, set := range kernel.Available() {
+		for _, cols := range []int{1, width, width + 1, 2 * width, 2*width + 3, 5 * width} {
+			for _, rows := range []int{0, 1, 2, 11, 12, 13, 24, 31} {
+				for _, n := range []int{0, 1, 3, 4, 5, 17} {
+					slivers, stride := (cols+width-1)/width, cols+2
+					sliverStride := n*width + 5
+					a, b := randomVector(rows*n, r), randomVector(slivers*sliverStride, r)
+					for _, add := range []bool{false, true} {
+						got := randomVector(rows*stride+1, r)
+						want := slices.Clone(got)
+						set.MulSlivers(got, stride, a, n, rows, b, sliverStride, cols, n, add)
+						for j := 0; rows > 0 && j < cols; j += width {
+							set.MulSliver(want[j:], stride, a, n, rows, b[j/width*sliverStride:], min(width, cols-j), n, add)
+						}
+						require.Equal(t, want, got, "%s: %d by %d by %d, add %v", set.Name, rows, cols, n, add)
+					}
+				}
+			}
+		}
 	}
 }

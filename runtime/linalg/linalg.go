@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/klauspost/cpuid/v2"
+
 	"qtool/runtime/kernel"
 	"qtool/runtime/pool"
 )
@@ -74,11 +76,12 @@ type Solver struct {
 	pool    *pool.Pool
 	scratch []Scratch
 	slivers []float32 // that workers share
+	high    int       // see rowsAtOnce
 }
 
 // New returns a solver. One computation at a time.
 func New(k *kernel.Set, p *pool.Pool) *Solver {
-	return &Solver{kernels: k, pool: p, scratch: make([]Scratch, p.Threads())}
+	return &Solver{kernels: k, pool: p, scratch: make([]Scratch, p.Threads()), high: rowsAtOnce(cpuid.CPU.Cache.L2)}
 }
 
 // Kernels gives the loops in use.

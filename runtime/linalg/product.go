@@ -8,11 +8,19 @@ import "qtool/runtime/kernel"
 const (
 	width = kernel.SliverWidth
 	depth = 512
-	high  = 48
+	high  = 48 // or up to three times as many: see rowsAtOnce
 	tall  = 128
 	wide  = 4 * width  // columns that a worker lays out at a time
 	apart = depth + 16 // the distance of rows
 )
+
+// rowsAtOnce is how many rows of a factor stay in a second cache of so many bytes, of which they take a half at most: whole numbers of
+// the rows that loops take at once. Where its size is not known, as is said by a number below 1, it is taken for small.
+// No result depends on it.
+func rowsAtOnce(cache int) int {
+	const row = 4 * apart
+	return high * min(max(cache/2/row/high, 1), 3)
+}
 
 // AddGram adds Xᵀ X to the upper triangle of h, [n][n], where x is X, [m][n]: of each row of h the elements from the diagonal on;
 // what some of those before it become is undefined. A sum over m is made in parts of at most 512 and these are added in order: with c such parts in all, the relative error of an element whose
@@ -37,6 +45,7 @@ func (s *Solver) addProduct(h []float32, x []float32, rows int, y []float32, col
 		j := part * wide
 		s.kernels.PackColumns(s.slivers[j*m:], y[j:], cols, min(wide, cols-j), m)
 	})
+	high := s.high
 	s.Run((rows+high-1)/high, func(block int, w *Scratch) {
 		i := block * high
 		n, first := min(high, rows-i), 0
@@ -47,9 +56,7 @@ func (s *Solver) addProduct(h []float32, x []float32, rows int, y []float32, col
 		for at := 0; at < m; at += depth {
 			part := min(depth, m-at)
 			s.kernels.Transpose(w.rows, apart, x[at*rows+i:], rows, part, n)
-			for j := first; j < slivers; j++ {
-				s.kernels.MulSliver(h[i*cols+j*width:], cols, w.rows, apart, n, s.slivers[(j*m+at)*width:], min(width, cols-j*width), part, true)
-			}
+			s.kernels.MulSlivers(h[i*cols+first*width:], cols, w.rows, apart, n, s.slivers[(first*m+at)*width:], m*width, cols-first*width, part, true)
 		}
 	})
 }

@@ -19,6 +19,7 @@ func slivers() {
 	for _, rows := range []int{1, 2, 4, 8, 14} {
 		sliver512(rows)
 	}
+	slivers512()
 	transpose()
 	rowsOfSliver("F32", func(src Mem, dst reg.VecVirtual) { VMOVUPS(src, dst) }, 4)
 	rowsOfSliver("F16", func(src Mem, dst reg.VecVirtual) { VCVTPH2PS(src, dst) }, 2)
@@ -34,7 +35,7 @@ func slivers() {
 func sliver(rows int) {
 	s := sliverLoop{name: fmt.Sprintf("avx2Sliver%d", rows), rows: rows, sums: vectors(2 * rows), width: 32}
 	low, high, x := YMM(), YMM(), YMM()
-	s.step = func(element func(r int) Mem, b Mem) {
+	s.step = func(element func(r int) Mem, b, _ Mem) {
 		VMOVUPS(b, low)
 		VMOVUPS(b.Offset(32), high)
 		for r := range rows {
@@ -50,7 +51,7 @@ func sliver(rows int) {
 func sliver512(rows int) {
 	s := sliverLoop{name: fmt.Sprintf("avx512Sliver%d", rows), rows: rows, sums: wide(rows), width: 64}
 	all := ZMM()
-	s.step = func(element func(r int) Mem, b Mem) {
+	s.step = func(element func(r int) Mem, b, _ Mem) {
 		VMOVUPS(b, all)
 		for r := range rows {
 			VFMADD231PS_BCST(element(r), all, s.sums[r])
@@ -59,22 +60,50 @@ func sliver512(rows int) {
 	s.make(func(v reg.VecVirtual) { VPXORD(v, v, v) })
 }
 
-// sliverLoop is a loop that multiplies rows with a sliver.
+// slivers512 is sliver512 for two slivers and twelve rows: an element that was read serves both, so that there are 24 products for 14
+// loads.
+func slivers512() {
+	const rows = 12
+	s := sliverLoop{name: "avx512Slivers12", rows: rows, sums: wide(2 * rows), width: 64, pair: true}
+	first, second, x := ZMM(), ZMM(), ZMM()
+	s.step = func(element func(r int) Mem, b, more Mem) {
+		VMOVUPS(b, first)
+		VMOVUPS(more, second)
+		for r := range rows {
+			VBROADCASTSS(element(r), x)
+			VFMADD231PS(first, x, s.sums[2*r])
+			VFMADD231PS(second, x, s.sums[2*r+1])
+		}
+	}
+	s.make(func(v reg.VecVirtual) { VPXORD(v, v, v) })
+}
+
+// sliverLoop is a loop that multiplies rows with a sliver, or with a pair.
 type sliverLoop struct {
 	name  string
 	rows  int
 	sums  []reg.VecVirtual // those of a row side by side
 	width int              // of a sum, in bytes
-	// step adds the products of a column: element is that of a row, b what the sliver has of it.
-	step func(element func(r int) Mem, b Mem)
+	pair  bool
+	// step adds the products of a column: element is that of a row, b what the sliver has of it, and more what the second one has.
+	step func(element func(r int) Mem, b, more Mem)
 }
 
 // make writes the loop.
 func (s *sliverLoop) make(zero func(v reg.VecVirtual)) {
-	function(s.name, "func(out *float32, outStride int, a *float32, aStride int, sliver *float32, n int, add bool)",
-		fmt.Sprintf("%s multiplies %d rows of n float32, n not 0, with a sliver, and adds to out what was there if add is set; strides are in bytes.", s.name, s.rows))
+	of, parameters := "a sliver", "sliver *float32"
+	if s.pair {
+		of, parameters = "two slivers", "sliver *float32, sliverStride int"
+	}
+	function(s.name, "func(out *float32, outStride int, a *float32, aStride int, "+parameters+", n int, add bool)",
+		fmt.Sprintf("%s multiplies %d rows of n float32, n not 0, with %s, and adds to out what was there if add is set; strides are in bytes.", s.name, s.rows, of))
 	a, stride := Load(Param("a"), GP64()), Load(Param("aStride"), GP64())
 	b, n := Load(Param("sliver"), GP64()), Load(Param("n"), GP64())
+	more := GP64()
+	if s.pair {
+		Load(Param("sliverStride"), more)
+		ADDQ(b, more)
+	}
 	bases := []reg.Register{a} // of rows by threes
 	for r := 3; r < s.rows; r += 3 {
 		next := GP64()
@@ -87,6 +116,9 @@ func (s *sliverLoop) make(zero func(v reg.VecVirtual)) {
 	MOVQ(out, to)
 	for r := range s.rows { // what the sums are added to is on its way while they are made
 		PREFETCHT0(at(to, 0))
+		if s.pair {
+			PREFETCHT0(at(to, 64))
+		}
 		if r+1 < s.rows {
 			ADDQ(outStride, to)
 		}
@@ -101,10 +133,13 @@ func (s *sliverLoop) make(zero func(v reg.VecVirtual)) {
 				m.Index, m.Scale = stride, uint8(r%3)
 			}
 			return m
-		}, at(b, 64*i))
+		}, at(b, 64*i), at(more, 64*i))
 	}
 	next := func(columns int) {
 		ADDQ(I32(64*columns), b)
+		if s.pair {
+			ADDQ(I32(64*columns), more)
+		}
 		for _, base := range bases {
 			ADDQ(Imm(uint64(4*columns)), base)
 		}
@@ -177,11 +212,19 @@ func transpose() {
 		}
 		return Mem{Base: base, Index: stride, Scale: uint8(r), Disp: disp}
 	}
+	ahead := [2]reg.GPVirtual{GP64(), GP64()} // rows 8 and 12
+	LEAQ(Mem{Base: b, Index: stride, Scale: 8}, ahead[0])
+	LEAQ(Mem{Base: fifth, Index: stride, Scale: 8}, ahead[1])
 	Label("transposeTurn")
 	v, t, column := vectors(4), vectors(4), YMM()
 	store := func() {
 		VMOVUPS(column, at(to, 0))
 		ADDQ(toStride, to)
+	}
+	for r := range 8 { // of the next eight rows, each in another page
+		m := row(r, 0)
+		m.Base = ahead[r/4]
+		PREFETCHT0(m)
 	}
 	for quarter := range 2 {
 		// Rows r and r+4 share registers, a half each: what is left is to turn squares of four within halves.
@@ -200,8 +243,9 @@ func transpose() {
 			store()
 		}
 	}
-	ADDQ(Imm(32), b)
-	ADDQ(Imm(32), fifth)
+	for _, base := range []reg.Register{b, fifth, ahead[0], ahead[1]} {
+		ADDQ(Imm(32), base)
+	}
 	SUBQ(Imm(8), n)
 	JNE(LabelRef("transposeTurn"))
 	VZEROUPPER()
