@@ -58,13 +58,13 @@ func panelsAVX512(p panelArgs, odd func(panelArgs), tile tile512, one, four pane
 		panelGeneric(p)
 		return
 	}
-	size, group := p.scheme.PanelBytes(p.cols), p.scheme.Group/packed.Block
+	size, group, words := p.scheme.PanelBytes(p.cols), p.scheme.Group/packed.Block, blocks*p.tileWords()
 	pairs512(p, func(i, apart, t, tokens int) {
 		out, data := &p.out[t*p.stride+i*packed.Panel], &p.data[i*size]
 		loop, outStride := one, 4*apart*packed.Panel
 		switch tokens {
 		case tileTokens:
-			tile(out, 4*p.stride, data, size, &p.tiles.data[(p.first+t)*blocks*p.tileWords()], blocks, group)
+			tile(out, 4*p.stride, data, size, &p.tiles.data[(p.first+t)*words], blocks, group)
 			return
 		case 4:
 			loop, outStride = four, 4*p.stride
@@ -149,13 +149,13 @@ func tableAVX512(p panelArgs) {
 	}
 	one, four := tableLoops512(p.scheme)
 	size, span, groups := p.scheme.PanelBytes(p.cols), p.scheme.Span()/packed.Block, p.scheme.Groups(p.cols)
-	tile := tileTable512(p.scheme)
+	tile, words := tileTable512(p.scheme), blocks*p.tileWords()
 	pairs512(p, func(i, apart, t, tokens int) {
 		out, data := &p.out[t*p.stride+i*packed.Panel], &p.data[i*size]
 		loop, outStride := one, 4*apart*packed.Panel
 		switch tokens {
 		case tileTokens:
-			tile(out, 4*p.stride, data, size, &p.tiles.data[(p.first+t)*blocks*p.tileWords()], blocks, span, groups, &p.table[0])
+			tile(out, 4*p.stride, data, size, &p.tiles.data[(p.first+t)*words], blocks, span, groups, &p.table[0])
 			return
 		case 4:
 			loop, outStride = four, 4*p.stride
