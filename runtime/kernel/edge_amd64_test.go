@@ -85,7 +85,7 @@ func testLoopsStayWithinTheirBuffers(t *testing.T, set *kernel.Set) {
 				for i := range tokens {
 					set.QuantizeFine(&f, i, atPageEnd(t, randomVector(cols, r)), nil)
 				}
-				for i := range set.TileFine(&f) {
+				for i := range set.TileFine(&f, set.TiledFine(s)) {
 					set.ArrangeFine(&f, i)
 				}
 				set.MulPanelsFine(atPageEnd(t, make([]float32, tokens*rows)), rows, m, 0, m.PanelCount(), &f, 0, tokens, nil)

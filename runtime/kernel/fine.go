@@ -98,7 +98,8 @@ func (s *Set) MulPanelsFine(out []float32, stride int, m packed.Matrix, p, panel
 	s.MulPanelsBoth(out, stride, m, p, panels, &f.first, &f.rest, first, n, scratch)
 }
 
-// MulPanelsBoth is MulPanels with the sum of two planes, such as QuantizeRest makes the second of. scratch has 8·panels·n elements.
+// MulPanelsBoth is MulPanels with the sum of two planes of the same shape, such as QuantizeRest makes the second of; where Halved says so, Halve
+// has been called for both. scratch is memory to work in, 8·panels·n elements that are not those of out.
 func (s *Set) MulPanelsBoth(out []float32, stride int, m packed.Matrix, p, panels int, a, rest *Activations, first, n int, scratch []float32) {
 	if n == 1 && s.panelBoth != nil && m.Scheme.Bits == 8 {
 		args := s.panelArgs(out, stride, m, p, panels, a, first, n)

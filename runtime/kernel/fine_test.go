@@ -21,7 +21,7 @@ func mulFine(set *kernel.Set, m packed.Matrix, x [][]float32, step int) []float3
 	for i := range x {
 		set.QuantizeFine(&f, i, x[i], make([]float32, m.Cols))
 	}
-	for i := range set.TileFine(&f) {
+	for i := range set.TileFine(&f, set.TiledFine(m.Scheme)) {
 		set.ArrangeFine(&f, i)
 	}
 	tokens := len(x) - 1

@@ -110,12 +110,17 @@ type foreignArgs struct {
 
 // Halve sets the sums of the codes of half blocks of one token, which Super6 and schemes that are Halved need. The codes are set before.
 func (s *Set) Halve(a *Activations, token int) {
-	if n := 2 * a.Tokens * a.Blocks; len(a.Halves) != n {
-		panic("kernel: Halve without ResizeHalves")
-	}
+	a.checkHalves()
 	b := a.Blocks
 	if b > 0 {
 		s.halve(a.Halves[2*token*b:2*(token+1)*b], a.Q[token*b*packed.Block:(token+1)*b*packed.Block])
+	}
+}
+
+// checkHalves panics where there is no room for the sums of half blocks: those of other vectors might be read.
+func (a *Activations) checkHalves() {
+	if len(a.Halves) != 2*a.Tokens*a.Blocks {
+		panic("kernel: sums of half blocks without ResizeHalves")
 	}
 }
 

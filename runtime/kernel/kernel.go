@@ -138,6 +138,7 @@ func (a *Activations) Resize(tokens, cols int) {
 	for i := range a.tiles {
 		a.tiles[i].valid = false
 	}
+	a.Halves = a.Halves[:0]
 	a.Q = grow(a.Q, tokens*a.Blocks*packed.Block)
 	a.Scale = grow(a.Scale, tokens*a.Blocks)
 	a.Sum = grow(a.Sum, tokens*a.Blocks)
@@ -152,7 +153,7 @@ func grow[T any](s []T, n int) []T {
 
 // Quantize sets the vector of one token: Scale is the largest magnitude of a block by 127, codes
 // round to nearest, ties to even. Different tokens may be set at the same time. x has Cols finite
-// elements.
+// elements. Products with several tokens at a time are not of the new vector if Tile was called since Resize.
 func (s *Set) Quantize(a *Activations, token int, x []float32) {
 	n, b := a.Blocks*packed.Block, a.Blocks
 	s.quantize(a.Q[token*n:(token+1)*n], a.Scale[token*b:(token+1)*b], a.Sum[token*b:(token+1)*b], x[:a.Cols])
@@ -240,6 +241,7 @@ func (s *Set) panelArgs(out []float32, stride int, m packed.Matrix, p, panels in
 		args.tiles = a.tiles[kind.index()]
 	}
 	if s.Halved(m.Scheme) {
+		a.checkHalves()
 		args.halves = a.Halves[2*first*b : 2*(first+n)*b]
 	}
 	return args

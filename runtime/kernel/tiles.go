@@ -140,7 +140,7 @@ func (s *Set) Tiled(scheme packed.Scheme) Tiles {
 }
 
 // Tile prepares a for products with several tokens at a time, once all of them are set: it returns the number of tiles, each of
-// which Arrange then has to set before MulPanels.
+// which Arrange then has to set before MulPanels. Before tokens are set anew, Resize has to be called.
 func (s *Set) Tile(a *Activations, tiles Tiles) (n int) {
 	for i := range a.tiles {
 		kind := Tiles(1) << i
@@ -174,15 +174,35 @@ func (s *Set) Arrange(a *Activations, tile int) {
 	}
 }
 
-// TileFine is Tile for a Fine.
-func (s *Set) TileFine(f *Fine) int {
-	if s.tiled == nil || !s.wide() {
+// TiledFine gives the tiles of a Fine that are of use to a matrix of the scheme, 0 where none are, as for all that have no 8 bits.
+func (s *Set) TiledFine(scheme packed.Scheme) Tiles {
+	if scheme.Bits != 8 {
 		return 0
 	}
-	return f.tiles.resize(f.Tokens, f.Blocks, packed.Block/2+2)
+	if s.tiled != nil && s.wide() {
+		return Narrow // of int16
+	}
+	return s.Tiled(scheme)
+}
+
+// TileFine is Tile for a Fine, and tiles are what TiledFine gives.
+func (s *Set) TileFine(f *Fine, tiles Tiles) int {
+	switch {
+	case tiles == 0:
+		return 0
+	case s.wide():
+		return f.tiles.resize(f.Tokens, f.Blocks, packed.Block/2+Narrow.extra())
+	}
+	s.Tile(&f.rest, tiles)
+	return s.Tile(&f.first, tiles)
 }
 
 // ArrangeFine is Arrange for a Fine.
 func (s *Set) ArrangeFine(f *Fine, tile int) {
-	arrange(&f.tiles, Narrow, tile, f.Q, f.Scale, f.Sum, f.Blocks)
+	if s.wide() {
+		arrange(&f.tiles, Narrow, tile, f.Q, f.Scale, f.Sum, f.Blocks)
+		return
+	}
+	s.Arrange(&f.first, tile)
+	s.Arrange(&f.rest, tile)
 }

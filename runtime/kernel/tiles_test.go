@@ -46,7 +46,7 @@ func TestTilesGiveTheBitsOfSingleTokens(t *testing.T) {
 					for i := range n {
 						set.Arrange(&a, i)
 					}
-					for i := range set.TileFine(&f) {
+					for i := range set.TileFine(&f, set.TiledFine(s)) {
 						set.ArrangeFine(&f, i)
 					}
 					products := map[string]func(out []float32, from, n int){

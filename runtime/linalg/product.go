@@ -14,12 +14,17 @@ const (
 	apart = depth + 16 // the distance of rows
 )
 
-// rowsAtOnce is how many rows of a factor stay in a second cache of so many bytes, of which they take a half at most: whole numbers of
-// the rows that loops take at once. Where its size is not known, as is said by a number below 1, it is taken for small.
-// No result depends on it.
+// rowsAtOnce is how many rows of a factor stay in a second cache of so many bytes, of which they take a half: a multiple of the twelve or six rows
+// that most loops take at once, and no fewer than high. Where the cache's size is not known, as is said by a number below 1, it is taken for small.
 func rowsAtOnce(cache int) int {
 	const row = 4 * apart
 	return high * min(max(cache/2/row/high, 1), 3)
+}
+
+// blocks divides rows so that all threads have some of them: each unit is of at most as many rows as rowsAtOnce says, and there are three of them for a
+// thread if there are enough rows, since those of a triangle differ. No result depends on it.
+func (s *Solver) blocks(rows int) (each int) {
+	return min(s.high, high*max(1, rows/(high*3*s.pool.Threads())))
 }
 
 // AddGram adds Xᵀ X to the upper triangle of h, [n][n], where x is X, [m][n]: of each row of h the elements from the diagonal on;
@@ -45,7 +50,7 @@ func (s *Solver) addProduct(h []float32, x []float32, rows int, y []float32, col
 		j := part * wide
 		s.kernels.PackColumns(s.slivers[j*m:], y[j:], cols, min(wide, cols-j), m)
 	})
-	high := s.high
+	high := s.blocks(rows)
 	s.Run((rows+high-1)/high, func(block int, w *Scratch) {
 		i := block * high
 		n, first := min(high, rows-i), 0

@@ -40,6 +40,7 @@ type job struct {
 	rest           bool         // what the coarse ones leave, in a second plane
 	halves         bool         // sums of half blocks of codes
 	tiles          kernel.Tiles // of coarse codes, for several tokens at a time
+	fineTiles      kernel.Tiles // of fine ones
 	limit          float32      // of activations, by calibration; 0 where they are scaled by what they are
 	plain          bool         // there are matrices without codes
 	products       []product
@@ -70,7 +71,8 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 	j := &s.job
 	clear(e.counts)
 	for _, p := range products {
-		switch e.rounding(p.w) {
+		rounding := e.rounding(p.w)
+		switch rounding {
 		case roundNone:
 			j.plain = true
 		case roundInt8, roundFixed:
@@ -81,7 +83,12 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 			j.fine = true
 		}
 		j.halves = j.halves || p.w.form != nil && p.w.form.Layout == kernel.Super6
-		if scheme, ok := p.w.scheme(); ok && j.coarse {
+		scheme, ok := p.w.scheme()
+		switch {
+		case !ok || rounding == roundNone:
+		case rounding == roundFine:
+			j.fineTiles |= e.kernels.TiledFine(scheme)
+		default:
 			j.halves = j.halves || e.kernels.Halved(scheme)
 			j.tiles |= e.kernels.Tiled(scheme)
 		}
@@ -101,7 +108,7 @@ func (s *Session) multiply(x []float32, tokens, stride int, products ...product)
 		e.pool.Run(n, s.steps.arrange)
 	}
 	if j.fine {
-		e.pool.Run(e.kernels.TileFine(&s.fine), s.steps.arrangeFine)
+		e.pool.Run(e.kernels.TileFine(&s.fine, j.fineTiles), s.steps.arrangeFine)
 	}
 	if j.plain {
 		s.parts = room(s.parts, (cols+sliverDepth-1)/sliverDepth*tokens*sliverApart)

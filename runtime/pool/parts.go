@@ -113,7 +113,7 @@ func (p *Pool) Parts() []Part {
 }
 
 // RunParts is Run for work that is divided among the parts: it calls fn(worker, part, i) once for each part of the
-// pool and each i in [0, counts[part]), which is below 2²⁴. Workers take what is of their own part first, and then of others, so that a
+// pool and each i in [0, counts[part]); a count is at most 2²⁴ − 2. Workers take what is of their own part first, and then of others, so that a
 // part whose threads are held up by another process does not keep the step. Of a part, each worker begins at an index of
 // its own and goes on with the next ones, which suits memory that is read in order; who is done helps others. counts must not change
 // meanwhile.
